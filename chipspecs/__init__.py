@@ -1,0 +1,1 @@
+"""The chip specs that meshc ships, one TOML file each."""

@@ -1,0 +1,29 @@
+"""Element types: their names in meshc, sizes and numpy counterparts."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+NUMPY: dict[str, np.dtype] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp64": np.dtype(np.float64),
+    "int8": np.dtype(np.int8),
+    "uint8": np.dtype(np.uint8),
+    "int16": np.dtype(np.int16),
+    "uint16": np.dtype(np.uint16),
+    "int32": np.dtype(np.int32),
+    "uint32": np.dtype(np.uint32),
+    "int64": np.dtype(np.int64),
+    "uint64": np.dtype(np.uint64),
+    "bool": np.dtype(np.bool_),
+}
+NAMES: dict[np.dtype, str] = {v: k for k, v in NUMPY.items()}
+FLOATS = ("fp16", "bf16", "fp32", "fp64")
+
+
+def size_bytes(dtype: str) -> int:
+    """Bytes of one element."""
+    return NUMPY[dtype].itemsize

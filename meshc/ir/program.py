@@ -1,0 +1,160 @@
+"""The program: SPMD instructions over regions and the SRAM buffers that they use.
+
+Bodies are instruction lists stored once. The schedule runs a body on a region for a range of
+layers, or moves a buffer from one region to another. The size of a Program depends on neither
+the core count nor the layer count; `meshc.expand.expand(program, core)` gives one core's own
+instruction stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from meshc.ir.dtypes import size_bytes
+from meshc.ir.graph import Op
+from meshc.ir.layout import Axis, Layout
+from meshc.ir.placement import Region
+from meshc.ir.routing import Route
+
+BufferKind = Literal["weight", "kv", "input", "constant", "activation", "scratch"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array in the SRAM of every lane of the regions that use it.
+
+    tensor: Graph tensor that it holds.   shape: of the whole tensor in this step.
+    capacity: shape that memory is reserved for (differs from shape for a growing cache).
+    offset: byte address on every lane.   stride: bytes from one layer's instance to the next
+    (0: one instance).   bytes: of one instance on the fullest lane.
+    live: first and last position in its body at which it holds a value; persistent ones have
+    (0, -1).
+    segment: the segment whose ops use it ("" when shared by several).
+    """
+
+    name: str
+    tensor: str
+    kind: BufferKind
+    shape: tuple[int, ...]
+    capacity: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    bytes: int
+    offset: int = 0
+    stride: int = 0
+    live: tuple[int, int] = (0, -1)
+    segment: str = ""
+
+    def address(self, layer: int) -> int:
+        """Byte address of the instance that belongs to a region's `layer`-th layer."""
+        return self.offset + layer * self.stride
+
+
+def lane_bytes(
+    shape: tuple[int, ...], dtype: str, layout: Layout, rows: int, cols: int, align: int = 4
+) -> int:
+    """Bytes that the fullest lane needs for a tensor, rounded up to `align`."""
+    raw = prod(layout.largest(shape, rows, cols)) * size_bytes(dtype)
+    return -(-raw // align) * align
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Every lane runs `op` on its own shards. `op` names a Graph op of the Program's `ops`."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Lanes along `axis` combine their copies of `buffer` elementwise at the tree's root.
+
+    combine: "sum", "max", "min" or "prod".   groups: the line is cut into this many groups; each
+    reduces towards its middle, then the group roots towards the middle one (1: a plain two-sided
+    chain).   scratch: two receive buffers.
+    """
+
+    name: str
+    op: str
+    buffer: str
+    axis: Axis
+    combine: str
+    groups: int
+    scratch: tuple[str, ...]
+    route: Route = Route()
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """The root of the reduction tree along `axis` gives its copy of `buffer` to the others."""
+
+    name: str
+    op: str
+    buffer: str
+    axis: Axis
+    groups: int
+    route: Route = Route()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Re-shard: every lane of the destination gets its shard of `destination` from lanes that
+    hold it in `source`. Within one region, or between two when the schedule says so."""
+
+    name: str
+    op: str
+    source: str
+    destination: str
+    route: Route = Route()
+
+
+Instruction = Compute | Reduce | Broadcast | Transfer
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run `body` on `region` for layers [first, last) of `segment`; `base` is the index of the
+    first of them among the region's own layers."""
+
+    body: str
+    segment: str
+    region: str
+    first: int
+    last: int
+    base: int = 0
+
+
+@dataclass(frozen=True)
+class Move:
+    """Run one Transfer from `region` to `to_region`."""
+
+    transfer: Transfer
+    region: str
+    to_region: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole step of one phase. `load` lists what is in SRAM before it starts, `outputs` where
+    the results lie when it ends: (name in the model, buffer, region, layer of the region).
+    """
+
+    phase: str
+    chip: str
+    rows: int
+    cols: int
+    regions: dict[str, Region]
+    buffers: dict[str, Buffer]
+    ops: dict[str, Op]
+    bodies: dict[str, tuple[Instruction, ...]]
+    schedule: tuple[Run | Move, ...]
+    # (name of the data, buffer, region, layer of the region)
+    load: tuple[tuple[str, str, str, int], ...]
+    outputs: tuple[tuple[str, str, str, int], ...]
+    tensor_shapes: dict[str, tuple[int, ...]]
+    tensor_dtypes: dict[str, str]

@@ -1,0 +1,42 @@
+"""What one program computes: phase, batch and token counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from meshc.errors import InputError
+
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One step of a model.
+
+    batch: sequences.   prompt: new tokens of the step.   context: tokens already cached when it
+    begins.   max_context: cached tokens that SRAM is reserved for.
+    dims: other symbolic dimensions by name.
+    """
+
+    phase: Phase
+    batch: int
+    prompt: int
+    context: int
+    max_context: int
+    dims: tuple[tuple[str, int], ...] = ()
+
+    def verify(self) -> None:
+        for name, value, least in (
+            ("batch", self.batch, 1),
+            ("prompt", self.prompt, 1),
+            ("context", self.context, 0),
+        ):
+            if value < least:
+                raise InputError(f"--{name} {value} is below {least}; give at least {least}.")
+        if self.max_context < self.context + self.prompt:
+            raise InputError(
+                f"--max-context {self.max_context} is below the {self.context + self.prompt} tokens "
+                f"that are cached when the {self.phase} step ends "
+                f"(context {self.context} + new {self.prompt}); raise it or lower --context."
+            )

@@ -1,0 +1,20 @@
+"""The primitive operations: one record per kind.
+
+| kind | operands | attributes |
+|---|---|---|
+| map | any number, broadcast like numpy | steps: a small expression, see `meshc.ops.elementwise` |
+| matmul | a [..., M, K], b [..., K, N] (b [..., N, K] if transpose_b) | transpose_a, transpose_b |
+| reduce | one | fn: sum, mean, max, min, prod, l2 or sumsquare; axes (non-negative); keepdims |
+| transpose | one | perm |
+| reshape | one | none: the output tensor's shape says it (also Squeeze, Unsqueeze, Flatten) |
+| expand | one | none: broadcast to the output tensor's shape |
+| slice | one | axis, start, step (non-negative start, step may be negative; length from the output) |
+| concat | several | axis |
+| gather | data, indices | axis; negative indices count from the end |
+| append | past, new (or only new) | axis: the output is past with new behind it, in past's own memory |
+| fused | any number | the Op's body |
+"""
+
+from meshc.ops.registry import RECORDS, OpRecord, Space, Use, evaluate, space, work
+
+__all__ = ["RECORDS", "OpRecord", "Space", "Use", "evaluate", "space", "work"]
