@@ -1,0 +1,92 @@
+"""The emulator: runs a Program on a chip, for its time or for time and tensors.
+
+It knows the Program and the chip and nothing of the planner. Sizes are in bytes, times in cycles
+of the chip's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from meshc.emulate.core import check_chip_runs
+from meshc.emulate.cores import Faults, Progress, run_streams
+from meshc.emulate.sram import collect, load
+from meshc.errors import InputError
+from meshc.expand import POSITIONS, Expander
+from meshc.ir.chip import ChipSpec
+from meshc.ir.program import Program
+from meshc.ir.trace import Trace
+
+__all__ = ["ENGINES", "Faults", "check_chip_runs", "emulate"]
+
+
+def _run_cores(
+    program: Program,
+    chip: ChipSpec,
+    *,
+    tensors: Mapping[str, np.ndarray] | None,
+    contention: bool,
+    cycle_limit: float | None,
+    faults: Faults | None,
+    progress: Progress | None,
+    core_spans: bool,
+) -> Trace:
+    expander = Expander(program)
+    memories = load(program, chip, tensors) if tensors is not None else None
+    trace = run_streams(
+        {core: expander.stream(core) for core in expander.cores()},
+        chip,
+        program.ops,
+        contention=contention,
+        memories=memories,
+        cycle_limit=cycle_limit,
+        faults=faults,
+        progress=progress,
+        core_spans=core_spans,
+        region_of=lambda position: program.schedule[position // POSITIONS].region,
+    )
+    return replace(trace, outputs=collect(program, memories)) if memories is not None else trace
+
+
+ENGINES = {"cores": _run_cores}
+
+
+def emulate(
+    program: Program,
+    chip: ChipSpec,
+    *,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    contention: bool = True,
+    engine: str = "cores",
+    cycle_limit: float | None = None,
+    faults: Faults | None = None,
+    progress: Progress | None = None,
+    core_spans: bool = False,
+) -> Trace:
+    """Run a program on a chip.
+
+    tensors: data by the names in `program.load`; with them the cores compute and the Trace has
+        outputs, in the same number of cycles.
+    contention: False gives links and ports to every message as if it were alone.
+    cycle_limit: InputError when the run takes longer.   faults: for tests of verification.
+    progress: called now and then with (cycle, cores done, cores).
+    core_spans: also record each core's own time in each span.
+    """
+    if engine not in ENGINES:
+        raise InputError(
+            f"The emulator has no engine '{engine}'; choose one of {', '.join(ENGINES)}."
+        )
+    check_chip_runs(program, chip)
+    return ENGINES[engine](
+        program,
+        chip,
+        tensors=tensors,
+        contention=contention,
+        cycle_limit=cycle_limit,
+        faults=faults,
+        progress=progress,
+        core_spans=core_spans,
+    )

@@ -160,4 +160,5 @@ def op_text(op: Op, tensors: dict[str, Tensor]) -> str:
         return f"{name}:{t.kind[0]}{list(t.shape)}{t.dtype}" if t else name
 
     attrs = " ".join(f"{k}={v}" for k, v in op.attrs)
-    return f"{text(op.output)} = {op.kind}({', '.join(text(i) for i in op.inputs)}) {attrs}".rstrip()
+    operands = ", ".join(text(i) for i in op.inputs)
+    return f"{text(op.output)} = {op.kind}({operands}) {attrs}".rstrip()

@@ -42,6 +42,7 @@ class Plan:
     """The mapping of one phase before placement.
 
     rows, cols: shape of every stage's region.   stages: in order of execution.
+    carried: layouts of the tensors that pass from layer to layer.
     """
 
     phase: str
@@ -50,12 +51,14 @@ class Plan:
     cols: int
     stages: tuple[Stage, ...]
     ops: dict[str, OpPlan]
+    carried: dict[str, Layout]
     predicted_cycles: float = 0.0
 
     def dump(self) -> str:
         lines = [f"plan {self.phase} {self.strategy} region {self.rows}x{self.cols}"]
         for s in self.stages:
             lines.append(f"stage {s.name} " + " ".join(f"{n}[{a}:{b}]" for n, a, b in s.segments))
+        lines += [f"  carried {n} {layout}" for n, layout in self.carried.items()]
         for p in self.ops.values():
             lines.append(
                 f"  {p.op} assign={p.assignment} in={' '.join(map(str, p.inputs))} "

@@ -18,6 +18,7 @@ from meshc.ir.layout import Axis, Layout
 from meshc.ir.placement import Region
 from meshc.ir.routing import Route
 
+DEFAULT_ROUTE = Route()
 BufferKind = Literal["weight", "kv", "input", "constant", "activation", "scratch"]
 
 
@@ -62,12 +63,16 @@ def lane_bytes(
 
 @dataclass(frozen=True)
 class Compute:
-    """Every lane runs `op` on its own shards. `op` names a Graph op of the Program's `ops`."""
+    """Every lane runs `op` on its own shards. `op` names a Graph op of the Program's `ops`.
+
+    layouts: the shards that the op reads, which may be parts of the input buffers' own shards.
+    """
 
     name: str
     op: str
     inputs: tuple[str, ...]
     output: str
+    layouts: tuple[Layout, ...]
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Reduce:
 
     combine: "sum", "max", "min" or "prod".   groups: the line is cut into this many groups; each
     reduces towards its middle, then the group roots towards the middle one (1: a plain two-sided
-    chain).   scratch: two receive buffers.
+    chain).   scratch: one or two receive buffers.
     """
 
     name: str
@@ -86,19 +91,21 @@ class Reduce:
     combine: str
     groups: int
     scratch: tuple[str, ...]
-    route: Route = Route()
+    route: Route = DEFAULT_ROUTE
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The root of the reduction tree along `axis` gives its copy of `buffer` to the others."""
+    """The root of the reduction tree along `axis` gives its copy of `buffer` to the others: as one
+    multicast message, or passed down the tree."""
 
     name: str
     op: str
     buffer: str
     axis: Axis
     groups: int
-    route: Route = Route()
+    multicast: bool
+    route: Route = DEFAULT_ROUTE
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,8 @@ class Transfer:
     op: str
     source: str
     destination: str
-    route: Route = Route()
+    multicast: bool
+    route: Route = DEFAULT_ROUTE
 
 
 Instruction = Compute | Reduce | Broadcast | Transfer

@@ -36,7 +36,7 @@ class Workload:
                 raise InputError(f"--{name} {value} is below {least}; give at least {least}.")
         if self.max_context < self.context + self.prompt:
             raise InputError(
-                f"--max-context {self.max_context} is below the {self.context + self.prompt} tokens "
-                f"that are cached when the {self.phase} step ends "
+                f"--max-context {self.max_context} is below the {self.context + self.prompt} "
+                f"tokens that are cached when the {self.phase} step ends "
                 f"(context {self.context} + new {self.prompt}); raise it or lower --context."
             )

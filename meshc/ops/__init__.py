@@ -8,13 +8,23 @@
 | transpose | one | perm |
 | reshape | one | none: the output tensor's shape says it (also Squeeze, Unsqueeze, Flatten) |
 | expand | one | none: broadcast to the output tensor's shape |
-| slice | one | axis, start, step (non-negative start, step may be negative; length from the output) |
+| slice | one | axis, start (non-negative), step; the length is the output's |
 | concat | several | axis |
 | gather | data, indices | axis; negative indices count from the end |
-| append | past, new (or only new) | axis: the output is past with new behind it, in past's own memory |
+| append | past, new (or only new) | axis: the output is past with new behind it, in its memory |
 | fused | any number | the Op's body |
 """
 
-from meshc.ops.registry import RECORDS, OpRecord, Space, Use, evaluate, space, work
+from meshc.ops.registry import (
+    RECORDS,
+    IterDim,
+    OpRecord,
+    Space,
+    Use,
+    Work,
+    evaluate,
+    space,
+    work,
+)
 
-__all__ = ["RECORDS", "OpRecord", "Space", "Use", "evaluate", "space", "work"]
+__all__ = ["RECORDS", "IterDim", "OpRecord", "Space", "Use", "Work", "evaluate", "space", "work"]

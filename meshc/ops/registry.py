@@ -1,81 +1,73 @@
-"""One record per op kind, and the questions that the rest of meshc asks about an op.
-
-An op is described by an iteration space: named dimensions, and for every operand dimension the
-iteration dimension (and unit) that it runs along. Dividing an iteration dimension over a mesh
-axis divides every operand dimension that uses it; dividing one of kind "sum" or "max" leaves a
-partial result in the output.
-"""
+"""The table of op kinds, and the questions that the rest of meshc asks about an op."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 
+from meshc.errors import InvariantError
 from meshc.ir.graph import Op, Tensor
+from meshc.ops import append, concat, elementwise, gather, matmul, reduce, reshape, views
+from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
-DimKind = Literal["parallel", "sum", "max", "min", "whole"]
-Ranges = tuple[range, ...]
+RECORDS: dict[str, OpRecord] = {
+    "map": elementwise.RECORD,
+    "matmul": matmul.RECORD,
+    "reduce": reduce.RECORD,
+    "transpose": views.TRANSPOSE,
+    "reshape": reshape.RECORD,
+    "expand": views.EXPAND,
+    "slice": views.SLICE,
+    "concat": concat.RECORD,
+    "gather": gather.RECORD,
+    "append": append.RECORD,
+}
 
-
-@dataclass(frozen=True)
-class IterDim:
-    """An iteration dimension: its size in units and what dividing it means."""
-
-    name: str
-    size: int
-    kind: DimKind
-
-
-@dataclass(frozen=True)
-class Use:
-    """An operand dimension runs along iteration dimension `dim` in units of `unit` elements;
-    dim None: every lane needs the whole dimension."""
-
-    dim: int | None = None
-    unit: int = 1
-
-
-@dataclass(frozen=True)
-class Space:
-    """Iteration space of one op; `inputs` and `output` have one Use per operand dimension."""
-
-    dims: tuple[IterDim, ...]
-    inputs: tuple[tuple[Use, ...], ...]
-    output: tuple[Use, ...]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one lane does for an op: multiply-accumulates (as m, k, n, count of matmuls),
-    vector operations, and SRAM bytes read and written, each for the dtype computed in."""
-
-    matmuls: tuple[tuple[int, int, int, int], ...] = ()
-    dtype: str = "fp32"
-    vector_ops: float = 0
-    vector_dtype: str = "fp32"
-    sram_bytes: int = 0
-
-    @property
-    def macs(self) -> int:
-        return sum(m * k * n * c for m, k, n, c in self.matmuls)
+__all__ = [
+    "RECORDS",
+    "IterDim",
+    "OpRecord",
+    "Ranges",
+    "Space",
+    "Use",
+    "Work",
+    "evaluate",
+    "record",
+    "space",
+    "work",
+]
 
 
-@dataclass(frozen=True)
-class OpRecord:
-    """Everything meshc knows about one op kind.
+def record(kind: str) -> OpRecord:
+    """The record of `kind`; InvariantError when there is none."""
+    if kind not in RECORDS:
+        raise InvariantError(f"Op kind '{kind}' has no record; known: {', '.join(RECORDS)}.")
+    return RECORDS[kind]
 
-    space: (op, input tensors, output tensor) → Space.
-    evaluate: (op, local inputs, ranges of the inputs, ranges of the output) → local output as
-        float32 or its own dtype; the caller rounds it to the output's dtype.
-    work: (op, local input shapes, local output shape, input dtypes, output dtype) → Work.
+
+def space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
+    """Iteration space of the op for these whole tensors."""
+    return record(op.kind).space(op, inputs, output)
+
+
+def evaluate(
+    op: Op, arrays: Sequence[np.ndarray], inputs: Sequence[Ranges], output: Ranges
+) -> np.ndarray:
+    """The op's meaning on one lane's shards.
+
+    arrays: local operands.   inputs, output: the global index ranges that the shards are.
+    Accumulates in float32; the caller rounds the result to the output's dtype.
     """
+    return record(op.kind).evaluate(op, arrays, inputs, output)
 
-    kind: str
-    space: Callable[[Op, Sequence[Tensor], Tensor], Space]
-    evaluate: Callable[[Op, Sequence[np.ndarray], Sequence[Ranges], Ranges], np.ndarray]
-    work: Callable[
-        [Op, Sequence[tuple[int, ...]], tuple[int, ...], Sequence[str], str], Work
-    ]
+
+def work(
+    op: Op,
+    shapes: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    dtypes: Sequence[str],
+    output_dtype: str,
+) -> Work:
+    """What one lane does for shards of these shapes."""
+    return record(op.kind).work(op, shapes, output, dtypes, output_dtype)

@@ -1,0 +1,168 @@
+"""The time that one core takes for kernels and local copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+
+from meshc import ops as op_records
+from meshc.errors import InputError
+from meshc.ir.chip import Array, ChipSpec, CoreSpec
+from meshc.ir.dtypes import size_bytes
+from meshc.ir.graph import Op
+from meshc.ir.program import Compute, Program, Run
+from meshc.ir.stream import Kernel, View
+
+WIDER = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp64"}
+FLOATS = ("fp16", "bf16", "fp32", "fp64")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one kernel costs.
+
+    cycles: whole cycles from its start to its end.   mac_cycles: cycles of its matmuls.
+    sram_bytes: read and written.   array_bytes: bytes of each operand's array, output last.
+    """
+
+    cycles: int
+    mac_cycles: float
+    macs: int
+    mac_dtype: str
+    sram_bytes: int
+    array_bytes: tuple[int, ...]
+
+
+def array_cycles(array: Array, m: int, k: int, n: int, count: int = 1) -> int:
+    """Cycles of `count` matmuls [m, k] × [k, n] on a systolic array.
+
+    Without overlap_load the closed forms of SCALE-Sim: each tile is filled, streamed and drained.
+    With it the next tile's stationary operand is loaded while a tile streams (as in ONNXim and
+    Gemmini), so a tile takes as long as streaming or loading, and filling and draining is paid
+    once.
+    """
+    rows, cols = array.rows, array.cols
+    if array.dataflow == "ws":
+        tiles, stream, fill = -(-k // rows) * -(-n // cols), m, 2 * rows + cols - 2
+    elif array.dataflow == "os":
+        tiles, stream, fill = -(-m // rows) * -(-n // cols), k, rows + cols - 2
+    else:
+        tiles, stream, fill = -(-k // rows) * -(-m // cols), n, 2 * rows + cols - 2
+    if tiles == 0 or count == 0 or stream == 0:
+        return 0
+    if array.overlap_load:
+        return (tiles * count - 1) * max(stream, rows) + stream + fill - 1
+    return count * (tiles * (stream + fill) - 1)
+
+
+def rate_dtype(rates: Mapping[str, float], dtype: str) -> str | None:
+    """The type that work in `dtype` runs as: itself or the next wider float with a rate."""
+    found: str | None = dtype
+    while found is not None and found not in rates:
+        found = WIDER.get(found)
+    return found
+
+
+def vector_dtype(core: CoreSpec, dtype: str) -> str | None:
+    """The vector rate that elementwise work in `dtype` uses; integers and bools use fp32's."""
+    return rate_dtype(core.vector_ops_per_cycle, dtype if dtype in FLOATS else "fp32")
+
+
+class CoreTimer:
+    """Times of one chip's core. Kernels of equal op, shapes and dtypes share one Cost."""
+
+    def __init__(self, chip: ChipSpec, ops: Mapping[str, Op]) -> None:
+        self.chip = chip
+        self.core = chip.core
+        self.ops = ops
+        self._costs: dict[object, Cost] = {}
+
+    def kernel(self, kernel: Kernel) -> Cost:
+        """Cost of a kernel; raises InputError if the core cannot compute in its types."""
+        views = (*kernel.inputs, kernel.output)
+        key = (kernel.op, *[(v.dtype, v.extent, *map(len, v.ranges)) for v in views])
+        cost = self._costs.get(key)
+        if cost is None:
+            cost = self._costs[key] = self._cost(kernel, views)
+        return cost
+
+    def _cost(self, kernel: Kernel, views: tuple[View, ...]) -> Cost:
+        sizes = tuple(prod(v.extent) * size_bytes(v.dtype) for v in views)
+        if kernel.output.elements == 0:
+            return Cost(0, 0, 0, "", 0, sizes)
+        shapes = [tuple(map(len, v.ranges)) for v in views]
+        dtypes = [v.dtype for v in views]
+        op = self.ops[kernel.op]
+        work = op_records.work(op, shapes[:-1], shapes[-1], dtypes[:-1], dtypes[-1])
+        mac_cycles, mac_dtype = self._matmul_cycles(work, op.name)
+        vector_cycles = self.vector_cycles(work.vector_ops, work.vector_dtype, op.name)
+        sram_cycles = work.sram_bytes / self.core.sram_bytes_per_cycle
+        cycles = self.core.kernel_cycles + max(mac_cycles + vector_cycles, sram_cycles)
+        return Cost(ceil(cycles), mac_cycles, work.macs, mac_dtype, work.sram_bytes, sizes)
+
+    def _matmul_cycles(self, work: op_records.Work, name: str) -> tuple[float, str]:
+        if not work.macs:
+            return 0, ""
+        core = self.core
+        if core.array is not None:
+            array = core.array
+            return sum(array_cycles(array, *matmul) for matmul in work.matmuls), work.dtype
+        dtype = rate_dtype(core.macs_per_cycle, work.dtype)
+        if dtype is None:
+            raise InputError(
+                f"Op '{name}' multiplies in {work.dtype}, but a core of chip '{self.chip.name}' "
+                f"multiplies only {', '.join(core.macs_per_cycle) or 'nothing'}; add "
+                f"core.macs_per_cycle.{work.dtype} to the chip or compile with another --dtype."
+            )
+        tm, tk, tn = core.mac_tile
+        padded = sum(
+            -(-m // tm) * tm * -(-k // tk) * tk * -(-n // tn) * tn * count
+            for m, k, n, count in work.matmuls
+        )
+        return padded / core.macs_per_cycle[dtype], dtype
+
+    def vector_cycles(self, operations: float, dtype: str, name: str) -> float:
+        """Cycles of elementwise operations of the op `name`."""
+        if not operations:
+            return 0
+        found = vector_dtype(self.core, dtype)
+        if found is None:
+            raise InputError(
+                f"Op '{name}' computes in {dtype}, but a core of chip '{self.chip.name}' computes "
+                f"only in {', '.join(self.core.vector_ops_per_cycle) or 'nothing'}; add "
+                f"core.vector_ops_per_cycle.{dtype if dtype in FLOATS else 'fp32'} to the chip."
+            )
+        return operations / self.core.vector_ops_per_cycle[found]
+
+    def copy_cycles(self, size: int) -> int:
+        """Cycles of copying `size` bytes within the core: each is read and written."""
+        return ceil(2 * size / self.core.sram_bytes_per_cycle)
+
+    def combine_cycles(self, view: View) -> int:
+        """Cycles of combining two views elementwise into one of them."""
+        elements = view.elements
+        return ceil(
+            max(
+                self.vector_cycles(elements, view.dtype, "combine"),
+                3 * elements * size_bytes(view.dtype) / self.core.sram_bytes_per_cycle,
+            )
+        )
+
+
+def check_chip_runs(program: Program, chip: ChipSpec) -> None:
+    """Raise InputError if the chip's cores cannot compute in the types of some op."""
+    timer = CoreTimer(chip, program.ops)
+    for entry in program.schedule:
+        if not isinstance(entry, Run):
+            continue
+        region = program.regions[entry.region]
+        for instruction in program.bodies[entry.body]:
+            if isinstance(instruction, Compute):
+                views = []
+                for name in (*instruction.inputs, instruction.output):
+                    b = program.buffers[name]
+                    extent = b.layout.largest(b.capacity, region.rows, region.cols)
+                    ranges = b.layout.shard(b.shape, 0, 0, region.rows, region.cols)
+                    views.append(View(b.offset, extent, ranges, b.dtype))
+                timer.kernel(Kernel(instruction.op, tuple(views[:-1]), views[-1], ()))

@@ -1,0 +1,172 @@
+"""A core's SRAM when tensors are carried: bytes, views of them, what is in them at the
+beginning and which outputs lie in them at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from meshc.errors import InputError, InvariantError
+from meshc.ir.chip import ChipSpec, Coord
+from meshc.ir.dtypes import NUMPY
+from meshc.ir.program import Buffer, Program
+from meshc.ir.stream import View
+
+# Memory that was never written is NaN in every float type and far out of range as an index.
+POISON = np.uint16(0xFFC1)
+
+
+class Memory:
+    """The SRAM of one core; grows to the highest address used, at most `limit_bytes`."""
+
+    __slots__ = ("_bytes", "limit_bytes", "name")
+
+    def __init__(self, name: str, limit_bytes: int, size_bytes: int = 0) -> None:
+        self.name = name
+        self.limit_bytes = limit_bytes
+        self._bytes = self._garbage(min(size_bytes, limit_bytes))
+
+    @staticmethod
+    def _garbage(size: int) -> np.ndarray:
+        return np.full((size + 1) // 2, POISON, dtype=np.uint16).view(np.uint8)
+
+    def view(self, view: View) -> np.ndarray:
+        """The view's elements as a writable array over this memory."""
+        dtype = NUMPY[view.dtype]
+        end = view.address + prod(view.extent) * dtype.itemsize
+        if view.address < 0 or end > self.limit_bytes:
+            raise InvariantError(
+                f"Core {self.name} uses bytes [{view.address}, {end}) of its SRAM, which has "
+                f"{self.limit_bytes}."
+            )
+        if end > self._bytes.size:
+            more = self._garbage(min(max(end, 2 * self._bytes.size), self.limit_bytes))
+            more[: self._bytes.size] = self._bytes
+            self._bytes = more
+        array = self._bytes[view.address : end].view(dtype).reshape(view.extent)
+        return array[tuple(slice(r.start, r.stop, r.step) for r in view.ranges)]
+
+    def write(self, view: View, value: np.ndarray) -> None:
+        """Store a value, rounded to the view's dtype."""
+        target = self.view(view)
+        if target.shape != value.shape:
+            raise InvariantError(
+                f"Core {self.name} stores an array of shape {value.shape} in a view of shape "
+                f"{target.shape} at address {view.address}."
+            )
+        target[...] = value.astype(target.dtype, copy=False)
+
+    def read_bytes(self, view: View) -> np.ndarray:
+        """A copy of the view's elements, row-major, as bytes."""
+        return np.array(self.view(view), order="C").reshape(-1).view(np.uint8)
+
+    def write_bytes(self, view: View, data: np.ndarray) -> None:
+        """Store the bytes of row-major elements."""
+        target = self.view(view)
+        target[...] = data.view(target.dtype).reshape(target.shape)
+
+    def poison(self, view: View) -> None:
+        """Forget what the view holds."""
+        target = self.view(view)
+        data = self._garbage(target.nbytes)[: target.nbytes]
+        target[...] = data.view(target.dtype).reshape(target.shape)
+
+
+def combine(how: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Elementwise combination; small floats are accumulated in float32."""
+    functions = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+    if how not in functions:
+        raise InvariantError(f"Nothing combines with '{how}', only with {', '.join(functions)}.")
+    if a.dtype.itemsize < 4 and a.dtype.kind not in "iub":
+        a, b = a.astype(np.float32), b.astype(np.float32)
+    return np.asarray(functions[how](a, b))
+
+
+def memory_bytes(program: Program) -> int:
+    """Bytes of SRAM up to the end of the highest buffer."""
+    layers: dict[str, int] = {}
+    for _, buffer, _, layer in (*program.load, *program.outputs):
+        layers[buffer] = max(layers.get(buffer, 0), layer)
+    return max(
+        (b.address(layers.get(b.name, 0)) + b.bytes for b in program.buffers.values()), default=0
+    )
+
+
+def lane_view(buffer: Buffer, layer: int, lane: tuple[int, int], grid: tuple[int, int]) -> View:
+    """What the lane (row, col) of a rows × cols grid holds of a buffer: its whole shard."""
+    shard = buffer.layout.shard(buffer.shape, *lane, *grid)
+    extent = buffer.layout.largest(buffer.capacity, *grid)
+    return View(buffer.address(layer), extent, tuple(range(len(r)) for r in shard), buffer.dtype)
+
+
+def lane_slices(buffer: Buffer, lane: tuple[int, int], grid: tuple[int, int]) -> tuple[slice, ...]:
+    """Where the lane's shard lies in the whole tensor."""
+    shard = buffer.layout.shard(buffer.shape, *lane, *grid)
+    return tuple(slice(r.start, r.stop, r.step) for r in shard)
+
+
+def load(
+    program: Program, chip: ChipSpec, tensors: Mapping[str, np.ndarray]
+) -> dict[Coord, Memory]:
+    """The memories of all cores in regions before the first step."""
+    size = memory_bytes(program)
+    memories = {
+        core: Memory(f"({core.row},{core.col})", chip.core.sram_bytes, size)
+        for region in program.regions.values()
+        for core in (region.core(r, c) for r in range(region.rows) for c in range(region.cols))
+    }
+    for name, buffer_name, region_name, layer in program.load:
+        buffer, region = program.buffers[buffer_name], program.regions[region_name]
+        if name not in tensors:
+            raise InputError(
+                f"The program loads '{name}' into buffer '{buffer_name}', but no tensor of that "
+                "name is given; give every input of the model."
+            )
+        data = tensors[name]
+        if tuple(data.shape) != tuple(buffer.shape):
+            raise InputError(
+                f"The tensor '{name}' has shape {tuple(data.shape)}, but the program was compiled "
+                f"for {tuple(buffer.shape)}; give that shape or compile again."
+            )
+        grid = (region.rows, region.cols)
+        for r in range(region.rows):
+            for c in range(region.cols):
+                part = np.asarray(data[lane_slices(buffer, (r, c), grid)])
+                view = lane_view(buffer, layer, (r, c), grid)
+                memories[region.core(r, c)].write(view, part)
+    return memories
+
+
+def collect(program: Program, memories: Mapping[Coord, Memory]) -> dict[str, np.ndarray]:
+    """The program's outputs. Where lanes that should hold the same elements differ, the one that
+    is farthest from the first one's counts, so that a wrong copy shows."""
+    outputs = {}
+    for name, buffer_name, region_name, layer in program.outputs:
+        buffer, region = program.buffers[buffer_name], program.regions[region_name]
+        grid = (region.rows, region.cols)
+        whole = np.zeros(buffer.shape, NUMPY[buffer.dtype])
+        first = np.zeros_like(whole)
+        seen = np.zeros(buffer.shape, bool)
+        distance = np.zeros(buffer.shape)
+        for r in range(region.rows):
+            for c in range(region.cols):
+                where = lane_slices(buffer, (r, c), grid)
+                view = lane_view(buffer, layer, (r, c), grid)
+                part = memories[region.core(r, c)].view(view)
+                fresh = ~seen[where]
+                first[where] = np.where(fresh, part, first[where])
+                whole[where] = np.where(fresh, part, whole[where])
+                seen[where] = True
+                apart = np.abs(part.astype(np.float64) - first[where].astype(np.float64))
+                same = part == first[where]
+                apart = np.where(same, 0, np.nan_to_num(apart, nan=np.inf))
+                farther = apart > distance[where]
+                whole[where] = np.where(farther, part, whole[where])
+                distance[where] = np.maximum(apart, distance[where])
+        if not seen.all():
+            raise InvariantError(f"No lane of region '{region_name}' holds all of output '{name}'.")
+        dtype = program.tensor_dtypes.get(buffer.tensor, buffer.dtype)
+        outputs[name] = whole.astype(NUMPY[dtype], copy=False)
+    return outputs

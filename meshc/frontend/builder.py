@@ -1,0 +1,361 @@
+"""The graph under construction: values, nodes, and a builder that folds as it goes.
+
+Every ONNX operator is lowered by calling the builder's primitive operations. Where all operands
+are known the result is a constant and no node appears, so folding and lowering are one thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from meshc.errors import InputError
+from meshc.frontend.folding import FIXED, MIXED, NEW, PAST, TOTAL, Const, Origin, Steps, fold
+from meshc.ir.dtypes import NAMES, NUMPY
+
+UNKNOWN = -1  # a dimension of a past input that only its consumer tells
+COMPARISONS = frozenset(
+    ["equal", "less", "lessorequal", "greater", "greaterorequal", "and", "or", "not", "xor"]
+    + ["isnan", "isinf"]
+)
+Scalar = int | float | bool
+
+
+class Unsupported(Exception):
+    """This node cannot be lowered; the text is the reason, "" when the operator is unknown."""
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor of the graph under construction.
+
+    labels: where each dimension's size comes from (`folding.FIXED` and so on).
+    source: "INPUT", "CACHE", "CONST" or "OP".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    labels: tuple[int, ...]
+    source: str = "OP"
+    const: Const | None = None
+    node: Node | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A primitive op under construction."""
+
+    name: str
+    kind: str
+    inputs: list[Value]
+    attrs: dict[str, Any]
+    output: Value
+    source: str
+    order: int = 0
+
+
+@dataclass
+class Builder:
+    """Makes values; `scope` and `source` name what is being lowered."""
+
+    scope: str = ""
+    source: str = ""
+    made: list[Value] = field(default_factory=list)
+    interned: dict[tuple[str, tuple[int, ...], bytes], Value] = field(default_factory=dict)
+    shared: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    # -- names and constants ------------------------------------------------------------------
+
+    def unique(self, name: str) -> str:
+        """`name`, or with a number behind it where it is taken."""
+        if name not in self.names:
+            self.names.add(name)
+            return name
+        n = self.counts.get(name, 1)
+        while f"{name}#{n}" in self.names:
+            n += 1
+        self.counts[name] = n + 1
+        self.names.add(f"{name}#{n}")
+        return f"{name}#{n}"
+
+    def value(self, const: Const, name: str, labels: tuple[int, ...] | None = None) -> Value:
+        """A constant as a value."""
+        if labels is None:
+            labels = (FIXED if const.fixed else MIXED,) * len(const.shape)
+        return Value(name, const.shape, const.dtype, labels, "CONST", const)
+
+    def constant(self, array: Any, name: str, origin: Origin = FIXED) -> Value:
+        """A constant array; small fixed integers with equal content are one value."""
+        array = np.asarray(array)
+        const = Const.of(array, NAMES[array.dtype], origin)
+        if array.size <= 64 and const.fixed and (array.size <= 1 or array.dtype.kind in "iub"):
+            key = (const.dtype, const.shape, array.tobytes())
+            if key not in self.interned:
+                self.interned[key] = self.value(const, name)
+            return self.interned[key]
+        return self.value(const, name)
+
+    def ints(self, numbers: Sequence[int], labels: Sequence[int] = ()) -> Value:
+        """A vector of int64, with the origin of each element."""
+        origin: Origin = np.asarray(labels, np.int8) if any(labels) else FIXED
+        return self.constant(np.asarray(list(numbers), np.int64), f"{self.scope}.ints", origin)
+
+    # -- emission -----------------------------------------------------------------------------
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        attrs: dict[str, Any],
+        shape: Sequence[int],
+        dtype: str,
+        labels: Sequence[int],
+        suffix: str = "",
+    ) -> Value:
+        """One primitive op, or a constant where every operand is one."""
+        for v in inputs:
+            if UNKNOWN in v.shape:
+                raise Unsupported(f"the dimensions of '{v.name}' are not known")
+        name = f"{self.scope}.{suffix or kind}"
+        shape, labels = tuple(int(n) for n in shape), tuple(labels)
+        if all(v.const is not None for v in inputs):
+            consts = [v.const for v in inputs if v.const is not None]
+            folded = fold(kind, attrs, consts, shape, dtype, any(labels))
+            value = Value(name, shape, dtype, labels, "CONST", folded)
+        else:
+            value = Value(name, shape, dtype, labels)
+            value.node = Node(name, kind, list(inputs), attrs, value, self.source)
+        self.made.append(value)
+        return value
+
+    # -- primitives ---------------------------------------------------------------------------
+
+    def map(
+        self, steps: Sequence[tuple[Any, ...]], inputs: Sequence[Value], suffix: str = ""
+    ) -> Value:
+        """An elementwise expression. steps: (fn, args, dtype) with args indices ("in", i),
+        ("step", j) or plain numbers."""
+        form: Steps = tuple(
+            (fn, tuple(a if isinstance(a, tuple) else ("const", a) for a in args), dtype)
+            for fn, args, dtype in steps
+        )
+        shape, labels = self.broadcast(inputs)
+        if not all(v.const is not None for v in inputs):
+            form, inputs = _inline(form, inputs, len(shape))
+        kept_shape, _ = self.broadcast(inputs)
+        if len(kept_shape) < len(shape):
+            raise Unsupported("a scalar raises the rank of its operand")
+        label = suffix or form[-1][0]
+        return self.emit("map", inputs, {"steps": form}, shape, form[-1][2], labels, label)
+
+    def apply(self, fn: str, *args: Value | Scalar, dtype: str = "", suffix: str = "") -> Value:
+        """A map of one step over values and numbers."""
+        values = [a for a in args if isinstance(a, Value)]
+        index = iter(range(len(values)))
+        form = tuple(("in", next(index)) if isinstance(a, Value) else a for a in args)
+        if not dtype:
+            dtype = "bool" if fn in COMPARISONS else values[-1].dtype
+        return self.map([(fn, form, dtype)], values, suffix)
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        return x if x.dtype == dtype else self.apply("cast", x, dtype=dtype)
+
+    def broadcast(self, inputs: Sequence[Value]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and labels of the inputs broadcast together."""
+        rank = max(v.rank for v in inputs)
+        shape, labels = [1] * rank, [FIXED] * rank
+        for v in inputs:
+            for i, (size, label) in enumerate(
+                zip(v.shape, v.labels, strict=True), start=rank - v.rank
+            ):
+                if size != shape[i] and size != 1:
+                    if shape[i] != 1:
+                        shapes = " and ".join(str(list(v.shape)) for v in inputs)
+                        raise InputError(
+                            f"Node '{self.scope}' combines tensors of shapes {shapes}, which do "
+                            "not broadcast; the graph is frozen to other sizes, so give the batch, "
+                            "prompt and context that it was exported with."
+                        )
+                    shape[i] = size
+                if label != FIXED:
+                    labels[i] = label if labels[i] in (FIXED, label) else MIXED
+        return tuple(shape), tuple(labels)
+
+    def matmul(
+        self,
+        a: Value,
+        b: Value,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        dtype: str = "",
+        suffix: str = "",
+    ) -> Value:
+        """a [..., M, K] · b [..., K, N]; both of rank 2 or more."""
+        m, k = (-1, -2) if transpose_a else (-2, -1)
+        kb, n = (-1, -2) if transpose_b else (-2, -1)
+        if a.shape[k] != b.shape[kb]:
+            raise InputError(
+                f"Node '{self.scope}' multiplies shapes {list(a.shape)} and {list(b.shape)}, whose "
+                f"inner sizes {a.shape[k]} and {b.shape[kb]} differ; the graph is frozen to other "
+                "sizes, so give the batch, prompt and context that it was exported with."
+            )
+        lead = [Value("", v.shape[:-2], v.dtype, v.labels[:-2]) for v in (a, b)]
+        shape, labels = self.broadcast(lead)
+        attrs = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+        return self.emit(
+            "matmul",
+            [a, b],
+            attrs,
+            (*shape, a.shape[m], b.shape[n]),
+            dtype or a.dtype,
+            (*labels, a.labels[m], b.labels[n]),
+            suffix,
+        )
+
+    def reduce(
+        self, fn: str, x: Value, axes: Sequence[int], keepdims: bool = True, suffix: str = ""
+    ) -> Value:
+        axes = tuple(sorted(a % x.rank for a in axes))
+        kept = [i for i in range(x.rank) if keepdims or i not in axes]
+        shape = [1 if i in axes else x.shape[i] for i in kept]
+        labels = [FIXED if i in axes else x.labels[i] for i in kept]
+        attrs = {"fn": fn, "axes": axes, "keepdims": bool(keepdims)}
+        return self.emit("reduce", [x], attrs, shape, x.dtype, labels, suffix or fn)
+
+    def transpose(self, x: Value, perm: Sequence[int], suffix: str = "") -> Value:
+        perm = tuple(int(p) % x.rank for p in perm)
+        if perm == tuple(range(x.rank)):
+            return x
+        shape, labels = [x.shape[p] for p in perm], [x.labels[p] for p in perm]
+        return self.emit("transpose", [x], {"perm": perm}, shape, x.dtype, labels, suffix)
+
+    def reshape(
+        self, x: Value, shape: Sequence[int], labels: Sequence[int], suffix: str = ""
+    ) -> Value:
+        if prod(shape) != prod(x.shape):
+            raise InputError(
+                f"Node '{self.scope}' reshapes {list(x.shape)} to {list(shape)}, which has another "
+                "number of elements; the graph is frozen to other sizes, so give the batch, prompt "
+                "and context that it was exported with."
+            )
+        if tuple(shape) == x.shape and tuple(labels) == x.labels and MIXED not in labels:
+            return x
+        return self.emit("reshape", [x], {}, shape, x.dtype, labels, suffix)
+
+    def expand(
+        self, x: Value, shape: Sequence[int], labels: Sequence[int], suffix: str = ""
+    ) -> Value:
+        return self.emit("expand", [x], {}, shape, x.dtype, labels, suffix)
+
+    def slice(
+        self, x: Value, axis: int, start: int, length: int, label: int, step: int = 1,
+        suffix: str = "",
+    ) -> Value:  # fmt: skip
+        axis %= x.rank
+        shape, labels = list(x.shape), list(x.labels)
+        shape[axis], labels[axis] = length, label
+        attrs = {"axis": axis, "start": start, "step": step}
+        return self.emit("slice", [x], attrs, shape, x.dtype, labels, suffix)
+
+    def concat(self, parts: Sequence[Value], axis: int, suffix: str = "") -> Value:
+        first = parts[0]
+        axis %= first.rank
+        shape, labels = list(first.shape), list(first.labels)
+        shape[axis] = sum(p.shape[axis] for p in parts)
+        labels[axis] = _sum_label([p.labels[axis] for p in parts])
+        return self.emit("concat", parts, {"axis": axis}, shape, first.dtype, labels, suffix)
+
+    def gather(self, data: Value, indices: Value, axis: int, suffix: str = "") -> Value:
+        axis %= data.rank
+        shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+        labels = (*data.labels[:axis], *indices.labels, *data.labels[axis + 1 :])
+        return self.emit(
+            "gather", [data, indices], {"axis": axis}, shape, data.dtype, labels, suffix
+        )
+
+    def append(self, past: Value | None, new: Value, axis: int, suffix: str = "") -> Value:
+        """`new` behind `past` in past's own memory; fills in past's unknown dimensions."""
+        axis %= new.rank
+        shape, labels = list(new.shape), list(new.labels)
+        inputs = [new]
+        if past is not None:
+            sizes = [p if n == UNKNOWN else n for n, p in zip(past.shape, new.shape, strict=True)]
+            past.shape = tuple(sizes)
+            if [s for i, s in enumerate(sizes) if i != axis] != [
+                s for i, s in enumerate(new.shape) if i != axis
+            ]:
+                raise InputError(
+                    f"Node '{self.scope}' appends {list(new.shape)} to the cache '{past.name}' of "
+                    f"shape {list(past.shape)}, which differs beside the token axis {axis}; the "
+                    "graph is frozen to other sizes."
+                )
+            shape[axis] += past.shape[axis]
+            labels[axis] = _sum_label([past.labels[axis], new.labels[axis]])
+            inputs = [past, new]
+        return self.emit("append", inputs, {"axis": axis}, shape, new.dtype, labels, suffix)
+
+    # -- common sequences ---------------------------------------------------------------------
+
+    def insert_axis(self, x: Value, axis: int, suffix: str = "") -> Value:
+        """A new dimension of size one before `axis` of the result."""
+        shape, labels = list(x.shape), list(x.labels)
+        shape.insert(axis, 1)
+        labels.insert(axis, FIXED)
+        return self.reshape(x, shape, labels, suffix)
+
+    def softmax(self, x: Value, axis: int, dtype: str, inner: str) -> Value:
+        """Softmax along `axis`, computed and stored in `inner`, delivered in `dtype`."""
+        top = self.reduce("max", x, [axis], suffix="max")
+        steps = [("sub", (("in", 0), ("in", 1)), inner), ("exp", (("step", 0),), inner)]
+        weights = self.map(steps, [x, top], "exp")
+        total = self.reduce("sum", weights, [axis], suffix="sum")
+        return self.apply("div", weights, total, dtype=dtype, suffix="div")
+
+
+def _sum_label(labels: Sequence[int]) -> int:
+    loose = sorted(x for x in labels if x != FIXED)
+    if not loose:
+        return FIXED
+    return TOTAL if loose == [NEW, PAST] and len(labels) == 2 else MIXED
+
+
+def _inline(form: Steps, inputs: Sequence[Value], rank: int) -> tuple[Steps, list[Value]]:
+    """Write fixed one-element constants into the steps."""
+    kept: list[Value] = []
+    new: list[tuple[str, Any]] = []
+    for v in inputs:
+        c = v.const
+        if c is not None and c.fixed and c.size == 1 and not any(v.labels):
+            new.append(("const", python_scalar(c)))
+        elif any(v is k for k in kept):
+            new.append(("in", next(i for i, k in enumerate(kept) if k is v)))
+        else:
+            new.append(("in", len(kept)))
+            kept.append(v)
+    steps = tuple(
+        (fn, tuple(new[a[1]] if a[0] == "in" else a for a in args), dtype)
+        for fn, args, dtype in form
+    )
+    return steps, kept
+
+
+def python_scalar(const: Const) -> Scalar:
+    """A one-element constant as a Python number."""
+    item = (
+        const.array()
+        .reshape(())
+        .astype(np.float64 if NUMPY[const.dtype].kind not in "iub" else NUMPY[const.dtype])
+    )
+    number: Scalar = item.item()
+    return number

@@ -1,0 +1,261 @@
+"""Values known at compile time, and the numpy meaning of the primitive ops on them.
+
+A Const is evaluated when first read, so that a transposed weight of gigabytes costs nothing
+until tensors are emulated. Besides its values a Const knows their origin: whether they come
+from the model file alone or from the workload (and from which of its numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshc.ir.dtypes import NUMPY
+
+# Where a number comes from. Decisions about the graph's structure look at this and never at
+# the number, so that a graph has the same ops for every batch, prompt and context.
+FIXED, BATCH, NEW, PAST, TOTAL, MIXED = range(6)
+Origin = int | np.ndarray
+Step = tuple[str, tuple[tuple[str, Any], ...], str]
+Steps = tuple[Step, ...]
+
+_EAGER = 4096  # elements: below this a Const is evaluated at once
+_KEEP_BYTES = 1 << 24  # evaluated constants up to this size are kept
+
+
+class Const:
+    """An array known at compile time."""
+
+    __slots__ = ("_array", "_make", "dtype", "origin", "shape")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        origin: Origin,
+        make: Callable[[], np.ndarray],
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.origin = origin
+        self._make = make
+        self._array: np.ndarray | None = None
+
+    @staticmethod
+    def of(array: np.ndarray, dtype: str, origin: Origin = FIXED) -> Const:
+        const = Const(array.shape, dtype, origin, lambda: array)
+        const._array = array
+        return const
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it comes from the model file alone."""
+        return not np.any(self.origin)
+
+    def array(self) -> np.ndarray:
+        """The values, in the numpy type of `dtype`."""
+        if self._array is not None:
+            return self._array
+        array = np.asarray(self._make(), dtype=NUMPY[self.dtype]).reshape(self.shape)
+        if array.nbytes <= _KEEP_BYTES:
+            self._array = array
+        return array
+
+    def origins(self) -> np.ndarray:
+        """Origin of each element."""
+        return np.broadcast_to(np.asarray(self.origin, np.int8), self.shape)
+
+
+def fold(
+    kind: str,
+    attrs: dict[str, Any],
+    inputs: Sequence[Const],
+    shape: tuple[int, ...],
+    dtype: str,
+    loose: bool,
+) -> Const:
+    """The Const that a primitive op makes of constants; `loose`: its shape depends on the
+    workload."""
+    origin: Origin = FIXED
+    size = int(np.prod(shape, dtype=np.int64))
+    if not all(c.fixed for c in inputs):
+        origin = MIXED
+        if size <= 256 and dtype in ("int64", "int32"):
+            origin = _origin(kind, attrs, inputs, shape)
+    elif loose:
+        origin = MIXED
+    const = Const(
+        shape,
+        dtype,
+        origin,
+        lambda: evaluate(kind, attrs, [c.array() for c in inputs], shape, dtype),
+    )
+    if size <= _EAGER and all(c.size <= _EAGER for c in inputs):
+        const.array()
+    return const
+
+
+def _origin(
+    kind: str, attrs: dict[str, Any], inputs: Sequence[Const], shape: tuple[int, ...]
+) -> Origin:
+    """Origin of each element of a folded integer tensor."""
+    origins = [c.origins() for c in inputs]
+    if kind == "gather":
+        if np.any(origins[1]):
+            return MIXED
+        arrays = [origins[0], inputs[1].array()]
+        return evaluate(kind, attrs, arrays, shape, "int8")
+    if kind in ("reshape", "transpose", "slice", "concat", "expand"):
+        return evaluate(kind, attrs, origins, shape, "int8")
+    if kind == "map" and len(attrs["steps"]) == 1:
+        fn, args, _ = attrs["steps"][0]
+        parts = [origins[a[1]] if a[0] == "in" else np.int8(FIXED) for a in args]
+        if fn == "cast":
+            return parts[0]
+        if fn == "add" and len(parts) == 2:
+            low, high = np.minimum(*parts), np.maximum(*parts)
+            total = (low == NEW) & (high == PAST)
+            return np.where(total, TOTAL, np.where(high == FIXED, FIXED, MIXED)).astype(np.int8)
+        if fn == "where" and args[0][0] == "in":
+            picked = np.where(inputs[args[0][1]].array(), parts[1], parts[2])
+            doubt = (picked == FIXED) & (parts[0] != FIXED)
+            return np.where(doubt, MIXED, picked).astype(np.int8)
+        mixed = np.max(np.stack(np.broadcast_arrays(*parts)), axis=0)
+        return np.broadcast_to(np.where(mixed == FIXED, FIXED, MIXED).astype(np.int8), shape)
+    return MIXED
+
+
+def evaluate(
+    kind: str,
+    attrs: dict[str, Any],
+    inputs: Sequence[np.ndarray],
+    shape: tuple[int, ...],
+    dtype: str,
+) -> np.ndarray:
+    """Numpy meaning of one primitive op on whole tensors."""
+    if kind == "map":
+        return np.broadcast_to(run_steps(attrs["steps"], inputs), shape)
+    if kind == "matmul":
+        a, b = (_wide(x) for x in inputs)
+        if attrs.get("transpose_a"):
+            a = np.swapaxes(a, -1, -2)
+        if attrs.get("transpose_b"):
+            b = np.swapaxes(b, -1, -2)
+        return np.matmul(a, b).astype(NUMPY[dtype])
+    x = inputs[0]
+    if kind == "reduce":
+        return _reduce(attrs["fn"], x, attrs["axes"], attrs["keepdims"]).astype(NUMPY[dtype])
+    if kind == "transpose":
+        return np.transpose(x, attrs["perm"])
+    if kind == "reshape":
+        return x.reshape(shape)
+    if kind == "expand":
+        return np.broadcast_to(x, shape)
+    if kind == "slice":
+        axis, start, step = attrs["axis"], attrs["start"], attrs["step"]
+        index = start + step * np.arange(shape[axis])
+        return np.take(x, index, axis=axis)
+    if kind in ("concat", "append"):
+        return np.concatenate(list(inputs), axis=attrs["axis"])
+    if kind == "gather":
+        return np.take(x, inputs[1], axis=attrs["axis"])
+    raise AssertionError(kind)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    """fp16 and bf16 are computed in fp32."""
+    return x.astype(np.float32) if x.dtype in (NUMPY["fp16"], NUMPY["bf16"]) else x
+
+
+def _reduce(fn: str, x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    x = _wide(x)
+    if fn == "sumsquare":
+        return np.sum(x * x, axis=axes, keepdims=keepdims)
+    if fn == "l2":
+        return np.sqrt(np.sum(x * x, axis=axes, keepdims=keepdims))
+    return np.asarray(getattr(np, fn)(x, axis=axes, keepdims=keepdims))
+
+
+def run_steps(steps: Steps, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Evaluate a map's expression; every step is rounded to its dtype."""
+    done: list[np.ndarray] = []
+    wide = [_wide(x) for x in inputs]
+    with np.errstate(all="ignore"):
+        for fn, args, dtype in steps:
+            values = [
+                wide[a[1]] if a[0] == "in" else done[a[1]] if a[0] == "step" else a[1] for a in args
+            ]
+            result = np.asarray(FUNCTIONS[fn](*values))
+            done.append(_wide(result.astype(NUMPY[dtype])))
+    return done[-1].astype(NUMPY[steps[-1][2]])
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if np.issubdtype(np.result_type(a, b), np.integer):
+        quotient = np.abs(a) // np.maximum(np.abs(b), 1)
+        return quotient * np.sign(a) * np.sign(b)
+    return np.divide(a, b)
+
+
+def _erf(x: Any) -> Any:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(x)
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-np.asarray(x)))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _divide,
+    "pow": np.power,
+    "mod": np.mod,
+    "min": np.minimum,
+    "max": np.maximum,
+    "sqrt": np.sqrt,
+    "reciprocal": lambda x: 1 / x,
+    "neg": np.negative,
+    "abs": np.abs,
+    "exp": np.exp,
+    "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "erf": _erf,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2.0))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))),
+    "quickgelu": lambda x: x * _sigmoid(1.702 * x),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "hardswish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "equal": np.equal,
+    "less": np.less,
+    "lessorequal": np.less_equal,
+    "greater": np.greater,
+    "greaterorequal": np.greater_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "xor": np.logical_xor,
+    "where": np.where,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "cast": lambda x: x,
+    "clip": np.clip,
+}

@@ -1,0 +1,105 @@
+"""Matrix products and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshc.frontend.builder import Builder, Unsupported, Value
+from meshc.frontend.call import Call, Lowering, need, optional
+from meshc.frontend.lower_shape import axes_of
+
+Values = Sequence[Value | None]
+
+
+def matmul(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    """Numpy's meaning, vectors included."""
+    p, q = need(x, 0), need(x, 1)
+    row, col = p.rank == 1, q.rank == 1
+    if row:
+        p = b.insert_axis(p, 0, "row")
+    if col:
+        q = b.insert_axis(q, 1, "column")
+    out = b.matmul(p, q)
+    if row or col:
+        drop = {out.rank - 2} if row else set()
+        drop |= {out.rank - 1} if col else set()
+        kept = [i for i in range(out.rank) if i not in drop]
+        out = b.reshape(out, [out.shape[i] for i in kept], [out.labels[i] for i in kept], "vector")
+    return [out]
+
+
+def gemm(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    """alpha · A · B + beta · C."""
+    out = b.matmul(
+        need(x, 0), need(x, 1), bool(call.attr("transA", 0)), bool(call.attr("transB", 0))
+    )
+    return [_scaled_sum(b, call, out, optional(x, 2))]
+
+
+def _scaled_sum(b: Builder, call: Call, out: Value, c: Value | None) -> Value:
+    alpha, beta = float(call.attr("alpha", 1.0)), float(call.attr("beta", 1.0))
+    if alpha != 1.0:
+        out = b.apply("mul", out, alpha, suffix="alpha")
+    if c is not None and beta != 0.0:
+        if beta != 1.0:
+            c = b.apply("mul", c, beta, suffix="beta")
+        out = b.apply("add", out, c, suffix="add")
+    return out
+
+
+def fused_matmul(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    """com.microsoft FusedMatMul: transposes and a scale."""
+    if call.attr("transBatchA", 0) or call.attr("transBatchB", 0):
+        raise Unsupported("with transposed batch dimensions")
+    out = b.matmul(
+        need(x, 0), need(x, 1), bool(call.attr("transA", 0)), bool(call.attr("transB", 0))
+    )
+    return [_scaled_sum(b, call, out, None)]
+
+
+def _reduce(fn: str) -> Lowering:
+    def lower(b: Builder, call: Call, x: Values) -> list[Value | None]:
+        v, axes = need(x, 0), axes_of(call, x, 1)
+        if not axes:
+            if call.attr("noop_with_empty_axes", 0):
+                return [v]
+            axes = list(range(v.rank))
+        return [b.reduce(fn, v, axes, bool(call.attr("keepdims", 1)))]
+
+    return lower
+
+
+def softmax(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    """Since opset 13 along one axis; before, over all axes from `axis` on."""
+    v = need(x, 0)
+    axis = int(call.attr("axis", -1 if call.opset >= 13 else 1)) % v.rank
+    if call.opset < 13 and axis != v.rank - 1:
+        raise Unsupported("over several axes (opset below 13)")
+    return [b.softmax(v, axis, v.dtype, v.dtype)]
+
+
+def log_softmax(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    v = need(x, 0)
+    axis = int(call.attr("axis", -1)) % v.rank
+    top = b.reduce("max", v, [axis], suffix="max")
+    low = b.apply("sub", v, top, suffix="sub")
+    total = b.reduce("sum", b.apply("exp", low, suffix="exp"), [axis], suffix="sum")
+    return [b.apply("sub", low, b.apply("log", total, suffix="log"), suffix="out")]
+
+
+
+
+TABLE: dict[tuple[str, str], Lowering] = {
+    ("", "MatMul"): matmul,
+    ("", "Gemm"): gemm,
+    ("com.microsoft", "FusedMatMul"): fused_matmul,
+    ("", "ReduceSum"): _reduce("sum"),
+    ("", "ReduceMean"): _reduce("mean"),
+    ("", "ReduceMax"): _reduce("max"),
+    ("", "ReduceMin"): _reduce("min"),
+    ("", "ReduceProd"): _reduce("prod"),
+    ("", "ReduceL2"): _reduce("l2"),
+    ("", "ReduceSumSquare"): _reduce("sumsquare"),
+    ("", "Softmax"): softmax,
+    ("", "LogSoftmax"): log_softmax,
+}

@@ -1,0 +1,264 @@
+"""Reading an ONNX file: the one place that opens it and complains about it.
+
+A Model keeps the parsed file; weights stay where they are until someone reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshc.errors import InputError
+from meshc.ir.dtypes import NUMPY
+
+# TensorProto.DataType → name in meshc
+DTYPES: dict[int, str] = {
+    1: "fp32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "fp16",
+    11: "fp64",
+    12: "uint32",
+    13: "uint64",
+    16: "bf16",
+}
+ONNX_TYPES: dict[str, int] = {name: number for number, name in DTYPES.items()}
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Port:
+    """A graph input or output: dims are ints, symbol names, or "" where nothing is known."""
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+
+@dataclass(eq=False)
+class Model:
+    """A parsed ONNX model.
+
+    name: the file's stem.   sha256: of the model file (external data not included).
+    inputs: those that initializers do not already define.   opsets: version by domain.
+    """
+
+    path: Path
+    sha256: str
+    proto: Any = field(repr=False)
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    opsets: dict[str, int] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def node_count(self) -> int:
+        return len(self.proto.graph.node)
+
+    @cached_property
+    def initializers(self) -> dict[str, Any]:
+        """TensorProto by name."""
+        return {t.name: t for t in self.proto.graph.initializer}
+
+    @cached_property
+    def functions(self) -> dict[tuple[str, str], Any]:
+        """Functions local to the model, by domain and name."""
+        return {(domain_of(f), f.name): f for f in self.proto.functions}
+
+    @cached_property
+    def roles(self) -> Any:
+        from meshc.frontend.roles import find_roles
+
+        return find_roles(self)
+
+    @property
+    def has_past(self) -> bool:
+        """Whether the graph reads a cache."""
+        return bool(self.roles.past)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Phases that this graph can compute."""
+        if not self.has_past:
+            return ("prefill",)
+        tokens = self.roles.frozen("new")
+        if tokens is None:
+            return ("prefill", "decode")
+        return ("decode",) if tokens == 1 else ("prefill",)
+
+    @property
+    def default_phase(self) -> str:
+        """What is compiled when no phase is asked for: "both", "prefill" or "decode"."""
+        return "both" if len(self.phases) == 2 else self.phases[0]
+
+    def nodes(self) -> Iterator[Any]:
+        return iter(self.proto.graph.node)
+
+
+def domain_of(item: Any) -> str:
+    """Operator domain with the default one written as the empty string."""
+    return "" if item.domain in DEFAULT_DOMAINS else str(item.domain)
+
+
+def load_model(path: str | Path) -> Model:
+    """Parse the ONNX file at `path`; weights in external files stay there.
+
+    Raises InputError for a missing, empty, truncated or foreign file, and for external data
+    that is missing, too short or outside the model's directory.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"Model '{path}' is a directory; give the path of an .onnx file.")
+    if not path.exists():
+        raise InputError(f"Model '{path}' does not exist; give the path of an .onnx file.")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"Model '{path}' cannot be read ({error.strerror}); check its permissions."
+        ) from None
+    if not data:
+        raise InputError(f"Model '{path}' is empty (0 bytes); export or copy it again.")
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError:
+        raise InputError(
+            f"Model '{path}' ({len(data)} bytes) cannot be parsed: it is truncated or not an ONNX "
+            "file; export or copy it again."
+        ) from None
+    if not proto.graph.output or not proto.opset_import:
+        raise InputError(
+            f"Model '{path}' is not an ONNX model: it has no graph with outputs and operator sets; "
+            "give the path of an .onnx file."
+        )
+    model = Model(
+        path=path,
+        sha256=hashlib.sha256(data).hexdigest(),
+        proto=proto,
+        opsets={domain_of(o): int(o.version) for o in proto.opset_import},
+    )
+    given = model.initializers
+    sparse = len(proto.graph.sparse_initializer)
+    if sparse:
+        raise InputError(
+            f"Model '{path}' has {sparse} sparse initializers, which are not supported; "
+            "export it with dense weights."
+        )
+    model.inputs = tuple(_port(model, v) for v in proto.graph.input if v.name not in given)
+    model.outputs = tuple(_port(model, v) for v in proto.graph.output)
+    _check_external(model)
+    return model
+
+
+def _port(model: Model, info: Any) -> Port:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise InputError(
+            f"'{info.name}' of model '{model.path}' is a {kind or 'value without a type'}, not a "
+            "tensor; export the model with tensors as inputs and outputs."
+        )
+    tensor = info.type.tensor_type
+    number = tensor.elem_type
+    dims = tuple(
+        int(d.dim_value) if d.WhichOneof("value") == "dim_value" else str(d.dim_param)
+        for d in tensor.shape.dim
+    )
+    return Port(info.name, DTYPES.get(number, f"onnx type {number}"), dims)
+
+
+def external_entries(tensor: Any) -> dict[str, str]:
+    """location, offset and length of a tensor in an external file."""
+    return {e.key: e.value for e in tensor.external_data}
+
+
+def external_path(model: Model, tensor: Any) -> Path:
+    """File that holds an external tensor; refuses those outside the model's directory."""
+    location = external_entries(tensor).get("location", "")
+    folder = model.path.parent
+    inside = location and not Path(location).is_absolute() and ".." not in Path(location).parts
+    if not inside:
+        raise InputError(
+            f"Weight '{tensor.name}' of model '{model.path}' is stored in '{location}', outside the "
+            "model's directory; put the data file beside the model."
+        )
+    return folder / location
+
+
+def _check_external(model: Model) -> None:
+    sizes: dict[Path, int] = {}
+    for tensor in model.proto.graph.initializer:
+        if tensor.data_location != 1:
+            continue
+        file = external_path(model, tensor)
+        if file not in sizes:
+            if not file.is_file():
+                raise InputError(
+                    f"Model '{model.path}' keeps its weights in '{file.name}', which does not exist "
+                    f"in '{file.parent}'; put the data file beside the model."
+                )
+            sizes[file] = file.stat().st_size
+        entries = external_entries(tensor)
+        start = int(entries.get("offset", 0) or 0)
+        end = start + int(entries.get("length", 0) or tensor_bytes(tensor))
+        if end > sizes[file]:
+            raise InputError(
+                f"Weight '{tensor.name}' of model '{model.path}' ends at byte {end} of "
+                f"'{file.name}', which has {sizes[file]} bytes; copy the data file again."
+            )
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Bytes of a tensor's elements, 0 for types that meshc does not know."""
+    name = DTYPES.get(tensor.data_type)
+    if name is None:
+        return 0
+    return int(np.prod(tensor.dims, dtype=np.int64)) * NUMPY[name].itemsize
+
+
+def read_tensor(model: Model, tensor: Any) -> np.ndarray:
+    """A TensorProto's elements; external data is memory-mapped."""
+    dtype = NUMPY[DTYPES[tensor.data_type]]
+    shape = tuple(int(d) for d in tensor.dims)
+    count = int(np.prod(shape, dtype=np.int64))
+    if count == 0:
+        return np.zeros(shape, dtype)
+    if tensor.data_location == 1:
+        start = int(external_entries(tensor).get("offset", 0) or 0)
+        file = external_path(model, tensor)
+        return np.memmap(file, dtype=dtype, mode="r", offset=start, shape=shape or (1,)).reshape(
+            shape
+        )
+    if tensor.raw_data:
+        return np.frombuffer(tensor.raw_data, dtype=dtype, count=count).reshape(shape)
+    from onnx import numpy_helper
+
+    array = numpy_helper.to_array(tensor)
+    if array.size != count:
+        raise InputError(
+            f"Weight '{tensor.name}' of model '{model.path}' has {array.size} of its {count} "
+            "elements; export the model with its weights."
+        )
+    return np.asarray(array, dtype=dtype).reshape(shape)

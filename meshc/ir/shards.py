@@ -1,0 +1,113 @@
+"""Arithmetic of shards: intersections of ranges, and which lanes hold what."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import gcd
+
+from meshc.ir.layout import Layout
+
+
+def intersect(a: range, b: range) -> range:
+    """Common elements of two ascending ranges, as a range."""
+    if not a or not b:
+        return range(0)
+    if a.step == 1 and b.step == 1:
+        return range(max(a.start, b.start), max(max(a.start, b.start), min(a.stop, b.stop)))
+    divisor = gcd(a.step, b.step)
+    if (b.start - a.start) % divisor:
+        return range(0)
+    step = a.step // divisor * b.step
+    # Solve a.start + i·a.step ≡ b.start (mod b.step) for the smallest i.
+    modulus = b.step // divisor
+    i = (b.start - a.start) // divisor * pow(a.step // divisor, -1, modulus) % modulus
+    first = a.start + i * a.step
+    low = max(a.start, b.start)
+    if first < low:
+        first += -(-(low - first) // step) * step
+    stop = min(a[-1], b[-1]) + 1
+    return range(first, stop, step) if first < stop else range(0)
+
+
+def local(part: range, shard: range) -> range:
+    """Positions within `shard` of the elements of `part`, which it contains."""
+    if not part:
+        return range(0)
+    start = (part.start - shard.start) // shard.step
+    step = part.step // shard.step if len(part) > 1 else 1
+    return range(start, start + (len(part) - 1) * step + 1, step)
+
+
+def contains(shard: range, part: range) -> bool:
+    """Whether every element of `part` is in `shard`."""
+    return not part or (
+        part[0] in shard and part[-1] in shard and (len(part) == 1 or part.step % shard.step == 0)
+    )
+
+
+@lru_cache(maxsize=200_000)
+def covers(source: Layout, wanted: Layout, shape: tuple[int, ...], rows: int, cols: int) -> bool:
+    """Whether every lane already holds, in `source`, the shard that `wanted` gives it."""
+    if source == wanted:
+        return True
+    for s, w, n in zip(source.splits, wanted.splits, shape, strict=True):
+        if s == w or not s.axes:
+            continue
+        if not w.axes and n > 0:
+            return False
+        both = set(s.axes) | set(w.axes)
+        for r in range(rows if "row" in both else 1):
+            for c in range(cols if "col" in both else 1):
+                held = s.shard(n, r, c, rows, cols)
+                if not contains(held, w.shard(n, r, c, rows, cols)):
+                    return False
+    return True
+
+
+Piece = tuple[tuple[int, int], tuple[range, ...]]  # source lane, global ranges
+
+
+def pieces(
+    source: Layout,
+    wanted: tuple[range, ...],
+    shape: tuple[int, ...],
+    rows: int,
+    cols: int,
+    home: tuple[int, int],
+) -> list[Piece]:
+    """Which lanes of a rows × cols region give the elements `wanted` of a tensor in `source`.
+
+    Where several lanes hold the same elements, the one nearest to lane `home` (same row or
+    column) gives them.
+    """
+    found: list[tuple[dict[str, int], tuple[range, ...]]] = [({}, ())]
+    for s, part, n in zip(source.splits, wanted, shape, strict=True):
+        options: list[tuple[dict[str, int], range]] = []
+        if not part:
+            return []
+        if not s.axes:
+            options.append(({}, part))
+        else:
+            lanes = s.lanes(rows, cols)
+            first, last = 0, lanes - 1
+            if not s.cyclic:
+                first, last = part[0] // s.block, part[-1] // s.block
+            for lane in range(first, last + 1):
+                at = _coordinates(s.axes, lane, rows, cols)
+                held = s.shard(n, at.get("row", 0), at.get("col", 0), rows, cols)
+                common = intersect(held, part)
+                if common:
+                    options.append((at, common))
+        found = [({**at, **more}, (*rs, r)) for at, rs in found for more, r in options]
+    return [
+        ((at.get("row", home[0] % rows), at.get("col", home[1] % cols)), rs) for at, rs in found
+    ]
+
+
+def _coordinates(axes: tuple[str, ...], lane: int, rows: int, cols: int) -> dict[str, int]:
+    at: dict[str, int] = {}
+    for a in reversed(axes):
+        size = rows if a == "row" else cols
+        at[a] = lane % size
+        lane //= size
+    return at

@@ -1,0 +1,164 @@
+"""map: a small elementwise expression over broadcast operands.
+
+The attribute `steps` is a tuple of (fn, args, dtype). An argument is ("in", i), ("step", j) or
+("const", number). Each step's result is rounded to its dtype; the last one is the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import erf, prod
+from typing import Any
+
+import numpy as np
+
+from meshc.errors import InvariantError
+from meshc.ir.dtypes import FLOATS, NUMPY, size_bytes
+from meshc.ir.graph import Op, Tensor
+from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
+
+_ERF = np.vectorize(erf, otypes=[np.float32])
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return _ERF(x) if x.size else x
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    # The two branches keep exp from overflowing.
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if np.issubdtype(np.result_type(a), np.integer):
+        return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(np.result_type(a))
+    return np.divide(a, b)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + _erf(x / np.float32(np.sqrt(2))))
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * x * x * x)))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _divide,
+    "pow": np.power,
+    "sqrt": np.sqrt,
+    "reciprocal": lambda x: 1 / x,
+    "neg": np.negative,
+    "abs": np.abs,
+    "exp": np.exp,
+    "log": np.log,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "erf": _erf,
+    "sigmoid": _sigmoid,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quickgelu": lambda x: x * _sigmoid(1.702 * x),
+    "silu": lambda x: x * _sigmoid(x),
+    "hardswish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "softplus": lambda x: np.logaddexp(0, x),
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "min": np.minimum,
+    "max": np.maximum,
+    "mod": np.mod,
+    "fmod": np.fmod,
+    "equal": np.equal,
+    "less": np.less,
+    "lessorequal": np.less_equal,
+    "greater": np.greater,
+    "greaterorequal": np.greater_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "xor": np.logical_xor,
+    "not": np.logical_not,
+    "where": np.where,
+    "isnan": np.isnan,
+    "isinf": np.isinf,
+    "cast": lambda x: x,
+    "clip": np.clip,
+}
+
+
+def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
+    rank = len(output.shape)
+    dims = tuple(IterDim(f"d{i}", n, "parallel") for i, n in enumerate(output.shape))
+
+    def uses(t: Tensor) -> tuple[Use, ...]:
+        lead = rank - len(t.shape)
+        return tuple(
+            Use(lead + i) if n == output.shape[lead + i] else Use(None)
+            for i, n in enumerate(t.shape)
+        )
+
+    return Space(dims, tuple(uses(t) for t in inputs), tuple(Use(i) for i in range(rank)))
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    """Floats compute in float32 (float64 stays), other types as they are."""
+    if x.dtype in (NUMPY["fp16"], NUMPY["bf16"]):
+        return x.astype(np.float32)
+    return x
+
+
+def _evaluate(
+    op: Op, arrays: Sequence[np.ndarray], inputs: Sequence[Ranges], output: Ranges
+) -> np.ndarray:
+    del inputs
+    results: list[np.ndarray] = []
+    with np.errstate(all="ignore"):
+        for fn, args, dtype in op.attr("steps"):
+            values: list[Any] = []
+            for kind, value in args:
+                if kind == "in":
+                    values.append(_wide(np.asarray(arrays[value])))
+                elif kind == "step":
+                    values.append(_wide(results[value]))
+                else:
+                    values.append(value)
+            if fn not in FUNCTIONS:
+                raise InvariantError(f"Op '{op.name}' uses the unknown function '{fn}'.")
+            results.append(np.asarray(FUNCTIONS[fn](*values)).astype(NUMPY[dtype]))
+    return np.broadcast_to(results[-1], tuple(len(r) for r in output))
+
+
+def vector_dtype(dtypes: Sequence[str]) -> str:
+    """Type whose vector rate applies: the widest float, fp32 for integers and booleans."""
+    floats = [d for d in dtypes if d in FLOATS]
+    if len(floats) < len(dtypes) or not floats:
+        return "fp32"
+    return max(floats, key=FLOATS.index)
+
+
+def _work(
+    op: Op,
+    shapes: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    dtypes: Sequence[str],
+    output_dtype: str,
+) -> Work:
+    steps = op.attr("steps")
+    elements = prod(output)
+    traffic = sum(prod(s) * size_bytes(d) for s, d in zip(shapes, dtypes, strict=True))
+    return Work(
+        vector_ops=elements * len(steps),
+        vector_dtype=vector_dtype([s[2] for s in steps if s[2] in FLOATS] or ["fp32"]),
+        sram_bytes=traffic + elements * size_bytes(output_dtype),
+    )
+
+
+RECORD = OpRecord("map", _space, _evaluate, _work)

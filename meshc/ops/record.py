@@ -1,0 +1,79 @@
+"""What meshc knows about an op kind.
+
+An op is described by an iteration space: named dimensions, and for every operand dimension the
+iteration dimension (and unit) that it runs along. Dividing an iteration dimension over a mesh
+axis divides every operand dimension that uses it; dividing one of kind "sum" or "max" leaves a
+partial result in the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from meshc.ir.graph import Op, Tensor
+
+DimKind = Literal["parallel", "sum", "max", "min", "whole"]
+Ranges = tuple[range, ...]
+
+
+@dataclass(frozen=True)
+class IterDim:
+    """An iteration dimension: its size in units and what dividing it means."""
+
+    name: str
+    size: int
+    kind: DimKind
+
+
+@dataclass(frozen=True)
+class Use:
+    """An operand dimension runs along iteration dimension `dim` in units of `unit` elements;
+    dim None: every lane needs the whole dimension."""
+
+    dim: int | None = None
+    unit: int = 1
+
+
+@dataclass(frozen=True)
+class Space:
+    """Iteration space of one op; `inputs` and `output` have one Use per operand dimension."""
+
+    dims: tuple[IterDim, ...]
+    inputs: tuple[tuple[Use, ...], ...]
+    output: tuple[Use, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one lane does for an op: multiply-accumulates (as m, k, n, count of matmuls),
+    vector operations, and SRAM bytes read and written, each for the dtype computed in."""
+
+    matmuls: tuple[tuple[int, int, int, int], ...] = ()
+    dtype: str = "fp32"
+    vector_ops: float = 0
+    vector_dtype: str = "fp32"
+    sram_bytes: int = 0
+
+    @property
+    def macs(self) -> int:
+        return sum(m * k * n * c for m, k, n, c in self.matmuls)
+
+
+@dataclass(frozen=True)
+class OpRecord:
+    """Everything meshc knows about one op kind.
+
+    space: (op, input tensors, output tensor) → Space.
+    evaluate: (op, local inputs, ranges of the inputs, ranges of the output) → local output as
+        float32 or its own dtype; the caller rounds it to the output's dtype.
+    work: (op, local input shapes, local output shape, input dtypes, output dtype) → Work.
+    """
+
+    kind: str
+    space: Callable[[Op, Sequence[Tensor], Tensor], Space]
+    evaluate: Callable[[Op, Sequence[np.ndarray], Sequence[Ranges], Ranges], np.ndarray]
+    work: Callable[[Op, Sequence[tuple[int, ...]], tuple[int, ...], Sequence[str], str], Work]

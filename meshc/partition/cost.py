@@ -1,0 +1,220 @@
+"""The planner's cost model: closed forms for the time of what a plan does.
+
+It prices a candidate from the fullest lane's work and from the shape of its collectives, without
+running anything. The emulator does not use it; the report shows its prediction beside the
+emulated time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, inf, prod
+
+from meshc.collectives import tree
+from meshc.ir.chip import ChipSpec
+from meshc.ir.dtypes import FLOATS, size_bytes
+from meshc.ir.layout import Axis, Layout
+from meshc.ir.shards import covers, pieces
+from meshc.ops import Work
+
+
+def rate(rates: dict[str, float], dtype: str) -> float:
+    """Rate for a dtype; a float that is absent uses the next wider one, other types fp32's."""
+    if dtype in rates:
+        return rates[dtype]
+    wider = FLOATS[FLOATS.index(dtype) + 1 :] if dtype in FLOATS else ("fp32",)
+    for d in wider:
+        if d in rates and not (dtype == "fp16" and d == "bf16"):
+            return rates[d]
+    return 0.0
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Prices for one chip. All times in cycles."""
+
+    chip: ChipSpec
+
+    def kernel(self, work: Work) -> float:
+        """One lane's kernel."""
+        core = self.chip.core
+        cycles = 0.0
+        for m, k, n, count in work.matmuls:
+            cycles += self._matmul(m, k, n, count, work.dtype)
+        if work.vector_ops:
+            vector = rate(core.vector_ops_per_cycle, work.vector_dtype)
+            cycles += work.vector_ops / vector if vector else inf
+        return ceil(core.kernel_cycles + max(cycles, work.sram_bytes / core.sram_bytes_per_cycle))
+
+    def _matmul(self, m: int, k: int, n: int, count: int, dtype: str) -> float:
+        core = self.chip.core
+        if core.array is None:
+            r = rate(core.macs_per_cycle, dtype)
+            tm, tk, tn = core.mac_tile
+            padded = ceil(m / tm) * tm * ceil(k / tk) * tk * ceil(n / tn) * tn
+            return count * padded / r if r else inf
+        a = core.array
+        if a.dataflow == "ws":
+            folds, stream = ceil(k / a.rows) * ceil(n / a.cols), m
+        elif a.dataflow == "is":
+            folds, stream = ceil(k / a.rows) * ceil(m / a.cols), n
+        else:
+            folds, stream = ceil(m / a.rows) * ceil(n / a.cols), k
+        if a.overlap_load:
+            return count * folds * stream
+        fill = (2 * a.rows if a.dataflow != "os" else a.rows) + a.cols - 2
+        return count * (folds * (fill + stream) - 1)
+
+    def message(self, size_bytes_: float, hops: float) -> float:
+        """A message alone: from sending to having been received."""
+        noc = self.chip.noc
+        hop_time = 0.0 if noc.topology == "exchange" else hops * noc.hop_cycles
+        serial = max(1, ceil(size_bytes_ / self._link())) - 1
+        return 2 * noc.message_cycles + sum(noc.ramp_cycles) + hop_time + serial
+
+    def _link(self) -> float:
+        noc = self.chip.noc
+        ports = [p for p in (noc.inject_bytes_per_cycle, noc.eject_bytes_per_cycle) if p]
+        return min([noc.link_bytes_per_cycle, *ports])
+
+    def _ahead(self, start: int, end: int, size: int) -> int:
+        """Links from one place of a line to another, along the line."""
+        del size
+        return abs(end - start)
+
+    def combine(self, elements: int, dtype: str) -> float:
+        """Adding a received partial result to one's own."""
+        core = self.chip.core
+        vector = rate(core.vector_ops_per_cycle, dtype) or 1.0
+        traffic = 3 * elements * size_bytes(dtype) / core.sram_bytes_per_cycle
+        return ceil(max(elements / vector, traffic))
+
+    def all_reduce(self, elements: int, dtype: str, lanes: int, groups: int) -> float:
+        """Reduce along a line of lanes by a tree of `groups` groups, then give the result back."""
+        if lanes == 1 or elements == 0:
+            return 0.0
+        size = elements * size_bytes(dtype)
+        t = tree(lanes, groups)
+        add = self.combine(elements, dtype)
+        ready = [0.0] * lanes
+        for parent, children in zip(t.parent, t.children, strict=True):
+            order = sorted(range(lanes), key=lambda i: -self._height(i, children))
+            done: dict[int, float] = {}
+            for lane in reversed(order):
+                at = ready[lane]
+                for child in children[lane]:
+                    hops = self._ahead(child, lane, lanes)
+                    at = max(at, done[child] + self.message(size, hops)) + add
+                done[lane] = at
+                ready[lane] = at
+            del parent
+        reduced = ready[t.root]
+        if self.chip.noc.multicast:
+            far = max(self._ahead(t.root, i, lanes) for i in (0, lanes - 1))
+            return reduced + self.message(size, far)
+        return reduced + self._give_back(size, lanes, groups)
+
+    def _height(self, lane: int, children: tuple[tuple[int, ...], ...]) -> int:
+        """Depth of the subtree below a lane (leaves first when sorted ascending)."""
+        depth, level = 0, list(children[lane])
+        while level:
+            depth += 1
+            level = [g for c in level for g in children[c]]
+        return depth
+
+    def _give_back(self, size: int, lanes: int, groups: int) -> float:
+        t = tree(lanes, groups)
+        at = {t.root: 0.0}
+        noc = self.chip.noc
+        issue = max(noc.message_cycles, ceil(size / self._link()))
+        for level in reversed(range(len(t.parent))):
+            front = [lane for lane in at]
+            while front:
+                lane = front.pop()
+                for number, child in enumerate(t.children[level][lane]):
+                    hops = self._ahead(lane, child, lanes)
+                    at[child] = at[lane] + number * issue + self.message(size, hops)
+                    front.append(child)
+        return max(at.values())
+
+    def best_groups(self, elements: int, dtype: str, lanes: int) -> tuple[int, float]:
+        """The number of groups with the least all-reduce time, and that time."""
+        return _best_groups(self, elements, dtype, lanes)
+
+    def reshard(
+        self,
+        source: Layout,
+        wanted: Layout,
+        shape: tuple[int, ...],
+        dtype: str,
+        rows: int,
+        cols: int,
+    ) -> float:
+        """Time of giving every lane its shard of `wanted` from lanes that hold `source`.
+
+        Looks at a few lanes of the region: what the busiest of them takes in and its distance
+        from the givers; and at what a giver sends.
+        """
+        if source == wanted or covers(source, wanted, shape, rows, cols):
+            return 0.0
+        return _reshard(self, source, wanted, shape, dtype, rows, cols)
+
+
+@lru_cache(maxsize=100_000)
+def _best_groups(model: CostModel, elements: int, dtype: str, lanes: int) -> tuple[int, float]:
+    options = sorted({1, *(g for g in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32) if g < lanes)})
+    return min(
+        ((g, model.all_reduce(elements, dtype, lanes, g)) for g in options), key=lambda x: x[1]
+    )
+
+
+@lru_cache(maxsize=400_000)
+def _reshard(
+    model: CostModel,
+    source: Layout,
+    wanted: Layout,
+    shape: tuple[int, ...],
+    dtype: str,
+    rows: int,
+    cols: int,
+) -> float:
+    noc = model.chip.noc
+    link = model._link()
+    element = size_bytes(dtype)
+    worst = 0.0
+    received = 0.0
+    lanes = {(0, 0), (rows - 1, cols - 1), (0, cols - 1), (rows // 2, cols // 2)}
+    for home in sorted(lanes):
+        target = wanted.shard(shape, *home, rows, cols)
+        arrive, messages, local_bytes, far = 0.0, 0, 0, 0
+        for giver, part in pieces(source, target, shape, rows, cols, home):
+            size = prod(len(r) for r in part) * element
+            if giver == home:
+                local_bytes += size
+                continue
+            messages += 1
+            arrive += max(1, ceil(size / link))
+            far = max(far, abs(giver[0] - home[0]) + abs(giver[1] - home[1]))
+        received = max(received, arrive)
+        if messages:
+            time = (messages + 1) * noc.message_cycles + sum(noc.ramp_cycles) + arrive - 1
+            if noc.topology != "exchange":
+                time += far * noc.hop_cycles
+        else:
+            time = 0.0
+        time += ceil(2 * local_bytes / model.chip.core.sram_bytes_per_cycle)
+        worst = max(worst, time)
+    # A giver that many lanes ask serialises its messages unless one multicast serves them.
+    out = prod(source.largest(shape, rows, cols)) * element
+    fan = _fan_out(source, wanted, rows, cols)
+    if fan > 1 and not noc.multicast:
+        worst = max(worst, fan * max(1, ceil(out / link)) + sum(noc.ramp_cycles))
+    return worst
+
+
+def _fan_out(source: Layout, wanted: Layout, rows: int, cols: int) -> int:
+    """Lanes that want the same elements of one giver: those along axes that divide the source
+    but not the wanted layout."""
+    gone: set[Axis] = set(source.axes) - set(wanted.axes)
+    return prod((rows if a == "row" else cols) for a in gone)
