@@ -150,9 +150,9 @@ class ChoiceProblem:
         for c, (choice, o) in enumerate(zip(self.choices, options, strict=True)):
             if choice.costs[o] == math.inf:
                 out.append(((c, o),))
-        for p in self.pairs:
-            if p.costs[options[p.first], options[p.second]] == math.inf:
-                out.append(((p.first, options[p.first]), (p.second, options[p.second])))
+        for pair in self.pairs:
+            if pair.costs[options[pair.first], options[pair.second]] == math.inf:
+                out.append(((pair.first, options[pair.first]), (pair.second, options[pair.second])))
         for limit in self.limits:
             used = [float(a[options[c]]) for c, a in limit.terms]
             for p, a in limit.pair_terms:

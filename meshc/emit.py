@@ -25,6 +25,7 @@ from meshc.ir.program import (
     Reduce,
     Run,
     Transfer,
+    buffers_of,
     lane_bytes,
 )
 from meshc.ir.shards import covers
@@ -312,17 +313,6 @@ def _keep_outputs(e: _Emission) -> None:
         e.uses[home] = (first, e.clock)
 
 
-def buffers_of(i: Instruction) -> tuple[str, ...]:
-    """Names of the buffers that an instruction reads or writes."""
-    if isinstance(i, Compute):
-        return (*i.inputs, i.output)
-    if isinstance(i, Reduce):
-        return (i.buffer, *i.scratch)
-    if isinstance(i, Broadcast):
-        return (i.buffer,)
-    return (i.source, i.destination)
-
-
 def _assemble(
     e: _Emission,
     placement: Placement,
@@ -396,9 +386,7 @@ def _loads(
         if not pasts:
             return []
         tensor = graph.tensors[pasts[0]]
-    elif b.kind == "activation" and tensor.kind != "INPUT":
-        return []
-    elif b.kind == "scratch":
+    elif (b.kind == "activation" and tensor.kind != "INPUT") or b.kind == "scratch":
         return []
     if len(tensor.instances) == 1:
         return [(tensor.instances[0], b.name, region, 0)]

@@ -65,6 +65,9 @@ class Search:
             amounts = [float(np.abs(a).max()) for _, a in (*limit.terms, *limit.pair_terms)]
             sizes.append(max([abs(limit.capacity), *amounts]) or 1.0)
         self.limit_scale = np.array(sizes, float)
+        # Price per amount of every limit, added to costs while `priced` (Lagrange multipliers).
+        self.price = np.zeros(len(sizes))
+        self.priced = False
         members: list[dict[int, Floats]] = [{} for _ in problem.choices]
         self.limit_pairs: list[list[tuple[int, int, Floats]]] = [[] for _ in problem.choices]
         for index, limit in enumerate(problem.limits):
@@ -142,6 +145,8 @@ class Search:
         cells = self.limit_cells[c]
         if len(cells):
             amounts = self.limit_amounts[c]
+            if self.priced:
+                cost += amounts @ self.price[cells]
             used = self.usage[cells] - amounts[old] + amounts
             for index, other, a in self.limit_pairs[c]:
                 column = a[:, now[other]]
@@ -181,7 +186,7 @@ def greedy(
     effort: int = 20_000,
     deadline: float = math.inf,
 ) -> Options | None:
-    """Greedy construction, local search over one and two choices, seeded kicks; best allowed answer.
+    """Greedy construction, local search over one and two choices, seeded kicks; the best answer.
 
     starts: assignments to improve besides the constructed one.   effort: scores to spend.
     deadline: time.monotonic() value after which no further kick is begun.
@@ -200,26 +205,41 @@ def greedy(
             return True
         return False
 
-    for start in starts:
-        search.set(start)
+    for known in starts:
+        search.set(known)
         keep()
-    for start in (None, *starts):
-        if start is None:
-            _construct(search)
-            _repair(search, hard)
-        else:
-            search.set(start)
         search.descend(hard)
         _polish(search, hard, effort)
         keep()
+    candidates = [tuple(search.now)] if starts else []
+    for order in _orders(search):
+        search.price[:] = 0.0
+        for _ in range(24 if len(search.price) else 1):
+            search.priced = True
+            _construct(search, order)
+            search.descend(0.0, sweeps=4)
+            over = search.usage > search.capacity
+            search.priced = False
+            candidates.append(tuple(search.now))
+            _repair(search, hard)
+            search.descend(hard)
+            keep()
+            first = search.spread / search.limit_scale
+            raised = np.maximum(2.0 * search.price, 0.05 * first)
+            search.price = np.where(over, raised, 0.7 * search.price)
+            if search.scores > effort or time.monotonic() > deadline or not search.price.any():
+                break
+    search.set(best if best is not None else candidates[-1])
+    _polish(search, hard, effort)
+    keep()
     rng = np.random.default_rng(seed)
     count = len(problem.choices)
-    for _ in range(40):
+    for _ in range(400):
         if search.scores > effort or time.monotonic() > deadline or count < 2:
             break
         if best is not None:
             search.set(best)
-        for c in rng.choice(count, size=min(count, 1 + count // 6 + 1), replace=False):
+        for c in rng.choice(count, size=min(count, count // 6 + 2), replace=False):
             search.move(int(c), int(rng.integers(len(search.unary[c]))))
         _repair(search, hard)
         search.descend(hard)
@@ -229,24 +249,45 @@ def greedy(
     return best
 
 
-def _construct(search: Search) -> None:
-    """Fix choices from the one with most at stake to the least, looking one pair ahead."""
-    count = len(search.now)
+def _orders(search: Search) -> list[list[int]]:
+    """Orders of construction: as given (often that of the data flow), and most at stake first."""
     stake = [
         float(np.ptp(u)) + sum(float(np.ptp(m)) for _, m, _ in links)
         for u, links in zip(search.unary, search.links, strict=True)
     ]
-    done: set[int] = set()
-    for c in sorted(range(count), key=lambda i: (-stake[i], i)):
-        cost = search.unary[c].copy()
-        for other, costs, forbidden in search.links[c]:
-            blocked = costs if forbidden is None else costs + forbidden * 1e3 * search.spread
-            if other in done:
-                cost += blocked[:, search.now[other]]
-            else:
-                cost += (blocked + search.unary[other]).min(1)
+    given = list(range(len(stake)))
+    return [given, sorted(given, key=lambda c: (-stake[c], c))]
+
+
+def _construct(search: Search, order: list[int]) -> None:
+    """Take options in this order, each with the best that the later choices could still do.
+
+    Backward, every choice tells its latest predecessor its least cost for each option of that one
+    (exact where the pairs form a tree); forward, each takes its best option.
+    """
+    place = {c: i for i, c in enumerate(order)}
+    wall = 1e3 * search.spread
+    ahead = [
+        u + (search.limit_amounts[c] @ search.price[search.limit_cells[c]])
+        for c, u in enumerate(search.unary)
+    ]
+    links = [
+        [(other, m if bar is None else m + bar * wall) for other, m, bar in own]
+        for own in search.links
+    ]
+    for c in reversed(order):
+        before = [other for other, _ in links[c] if place[other] < place[c]]
+        if not before:
+            continue
+        last = max(before, key=lambda other: place[other])
+        joint = ahead[c][:, None] + sum(m for other, m in links[c] if other == last)
+        ahead[last] = ahead[last] + joint.min(0)
+    for c in order:
+        cost = ahead[c].copy()
+        for other, costs in links[c]:
+            if place[other] < place[c]:
+                cost += costs[:, search.now[other]]
         search.move(c, int(np.argmin(cost)))
-        done.add(c)
 
 
 def _repair(search: Search, hard: float) -> None:
@@ -319,29 +360,35 @@ def anneal(
     """Simulated annealing: options drawn by their Boltzmann weight while the temperature falls."""
     search = Search(problem, starts[0] if starts else None)
     count = len(problem.choices)
-    steps = steps or min(40_000, max(2_000, 300 * count))
+    steps = steps or min(60_000, max(2_000, 1_000 * count))
     rng = np.random.default_rng(seed)
     hot, cold = search.spread, 1e-4 * search.spread
     hard = 1e7 * search.spread
     best: Options | None = None
     best_value = math.inf
-    for start in starts:
-        value = problem.objective(start)
+
+    def keep(options: Sequence[int]) -> None:
+        nonlocal best, best_value
+        value = problem.objective(options)
         if value < best_value:
-            best, best_value = tuple(start), value
+            best, best_value = tuple(options), value
+
+    for start in starts:
+        keep(start)
     for step in range(steps):
         if step % 64 == 0 and time.monotonic() > deadline:
             break
         temperature = hot * (cold / hot) ** (step / steps)
         c = int(rng.integers(count))
         cost, violation = search.score(c)
-        total = cost + 20.0 * search.spread * violation
+        total = cost + (search.spread + 50.0 * temperature) * (violation + (violation > 0))
         weight = np.exp((total.min() - total) / temperature)
         ladder = np.cumsum(weight)
         search.move(c, int(np.searchsorted(ladder, rng.random() * ladder[-1], side="right")))
+        if step % count == 0 and 2 * step > steps and violation[search.now[c]] == 0:
+            keep(search.now)
     _repair(search, hard)
     search.descend(hard)
-    value = problem.objective(search.now)
-    if value < best_value:
-        best, best_value = tuple(search.now), value
+    _polish(search, hard, search.scores + 5_000)
+    keep(search.now)
     return best

@@ -9,22 +9,13 @@ the weights and caches.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from meshc.ir.program import Buffer, Program, Run
+from meshc.errors import InvariantError
+from meshc.ir.compiled import MemoryMap
+from meshc.ir.program import Buffer, Program, Run, buffers_of
 
 ALIGN = 8
-
-
-@dataclass(frozen=True)
-class MemoryMap:
-    """Sizes of the parts in bytes per lane. needed: what the fullest lane uses at its peak."""
-
-    weight_bytes: int
-    kv_bytes: int
-    step_bytes: tuple[int, ...]
-    arena_bytes: tuple[int, ...]
-    needed: int
 
 
 def layers_per_region(program: Program, segment: str) -> int:
@@ -35,8 +26,6 @@ def layers_per_region(program: Program, segment: str) -> int:
 
 def _layered(program: Program, b: Buffer) -> bool:
     """Whether the buffer has one instance for each layer of a region."""
-    several = {name for name, _, _, layer in program.load if layer > 0}
-    del several
     return b.segment != "" and layers_per_region(program, b.segment) > 1
 
 
@@ -104,9 +93,34 @@ def assign(
         ordered = {n: buffers[n] for n in p.buffers}
         results.append(replace(p, buffers=ordered))
     memory = MemoryMap(
-        weight_bytes, kv_bytes, tuple(step_sizes), tuple(arenas), max(peaks, default=top)
+        weight_bytes, kv_bytes, top, tuple(step_sizes), tuple(arenas), max(peaks, default=top)
     )
     return results, memory
+
+
+def assign_like(draft: Program, known: Program, memory: MemoryMap) -> Program:
+    """Addresses for another step of a compiled program: weights and caches stay where they are,
+    the step's own inputs, constants and activations lie above them."""
+    buffers: dict[str, Buffer] = {}
+    cursor = memory.persistent_bytes
+    arena = []
+    for b in sorted(draft.buffers.values(), key=lambda b: b.name):
+        old = known.buffers.get(b.name)
+        if b.kind in ("weight", "kv") or _per_layer_constant(draft, b):
+            if old is None:
+                raise InvariantError(
+                    f"Buffer '{b.name}' of the step is not in the compiled program."
+                )
+            buffers[b.name] = replace(b, offset=old.offset, stride=old.stride)
+        elif b.kind in ("input", "constant"):
+            buffers[b.name] = replace(b, offset=cursor)
+            cursor += _align(b.bytes)
+        else:
+            arena.append(b)
+    offsets, _ = pack(arena)
+    for b in arena:
+        buffers[b.name] = replace(b, offset=cursor + offsets[b.name])
+    return replace(draft, buffers={n: buffers[n] for n in draft.buffers})
 
 
 def _per_layer_constant(p: Program, b: Buffer) -> bool:
@@ -161,7 +175,7 @@ def region_buffers(program: Program, region: str) -> list[tuple[Buffer, int]]:
             if e.region != region:
                 continue
             for i in program.bodies[e.body]:
-                for name in names_of(i):
+                for name in buffers_of(i):
                     b = program.buffers[name]
                     count = e.last - e.first + e.base if b.stride else 1
                     used[name] = max(used.get(name, 0), count)
@@ -171,10 +185,3 @@ def region_buffers(program: Program, region: str) -> list[tuple[Buffer, int]]:
             if e.to_region == region:
                 used.setdefault(e.transfer.destination, 1)
     return [(program.buffers[n], c) for n, c in used.items()]
-
-
-def names_of(instruction: object) -> tuple[str, ...]:
-    """Buffers that an instruction reads or writes."""
-    from meshc.emit import buffers_of
-
-    return buffers_of(instruction)  # type: ignore[arg-type]

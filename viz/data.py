@@ -179,9 +179,7 @@ class RunData:
                 others.append(name)
                 continue
             word = name if len(self.repeated) > 1 else "layer" if last - first == 1 else "layers"
-            layers.append(
-                f"{word} {first}" if last - first == 1 else f"{word} {first}–{last - 1}"
-            )
+            layers.append(f"{word} {first}" if last - first == 1 else f"{word} {first}–{last - 1}")
         return " + ".join(p for p in (", ".join(layers), ", ".join(others)) if p)
 
     def resident_bytes(self, region: str) -> int:

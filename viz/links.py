@@ -12,13 +12,13 @@ from meshc.ir.trace import DIRECTIONS
 
 from .data import RunData
 from .mesh import Window, draw_dead, frame, label_cells, outline_regions, window_of
-from .panel import LEFT, Room, heat_panel, mesh_axes, mesh_key, room_for
+from .panel import LEFT, Room, bar_below, heat_panel, mesh_axes, mesh_key, room_for
 from .sheet import MARGIN, Sheet, header_height
-from .style import FAINT, LINK_MAP, nice_ceiling, percent_text, styled
+from .style import FAINT, LINK_MAP, cell_text, nice_ceiling, percent_text, styled
 
 ARROWS = 16  # up to so many rows and columns, every link is drawn
 STEPS = {"east": (0, 1), "west": (0, -1), "south": (1, 0), "north": (-1, 0)}
-ARROW_SIGNS = {"east": "→", "west": "←", "south": "↓", "north": "↑"}
+SIGNS = {"east": "→", "west": "←", "south": "↓", "north": "↑"}
 UNIT = "busy share of the step (%)"
 # An arrow along +x from a core's centre to its neighbour's: shaft and head, to the right of the
 # centre line as it flies, so that the two directions of a link lie beside each other.
@@ -35,106 +35,75 @@ def links(run: RunData) -> Figure:
     """Per network the busiest outgoing link of every core, and the load of each direction."""
     window = window_of(run)
     share = run.percent(run.link_busy_cycles)
-    top_value = nice_ceiling(float(share.max()) if share.size else 0.0)
-    small = max(window.rows, window.cols) <= ARROWS
-    top = header_height(window)
-    networks = max(1, run.networks)
-    rooms = [room_for(window, MARGIN, top, 4.6, 4.6)]
-    for _ in range(1, networks):
-        rooms.append(room_for(window, MARGIN, rooms[-1].bottom + 0.2, 4.6, 4.6))
-    beside = _beside(rooms[0], window, small)
+    if not run.networks:
+        share = np.zeros((1, run.rows, run.cols, len(DIRECTIONS)))
+    top_value = nice_ceiling(float(share.max()))
+    top, rows = header_height(window), []
+    for _ in share:
+        rows.append(_row(window, top))
+        top = max(room.bottom for room in rows[-1]) + 0.35
     sheet = Sheet(
         run,
         window,
-        max(r.right for r in beside) + MARGIN,
-        max(rooms[-1].bottom, rooms[-1].top + beside[-1].bottom - rooms[0].top) + 0.3,
+        max(room.right for room in rows[0]) + MARGIN,
+        top,
         "Links",
         "Share of the step's time in which the links that leave a core's router carry data.",
     )
-    for network, room in enumerate(rooms):
-        of = f", network {network}" if networks > 1 else ""
-        here = share[network] if run.networks else np.zeros((run.rows, run.cols, 4))
+    for network, ((room, *beside), here) in enumerate(zip(rows, share, strict=True)):
+        busiest = here.max(axis=2)
         axes = heat_panel(
             sheet,
             room,
             run,
             window,
-            here.max(axis=2),
+            busiest,
             label=f"busiest {network}",
-            title=f"Busiest outgoing link of each core{of}",
+            title="Busiest outgoing link" + (f", network {network}" if len(share) > 1 else ""),
             unit=f"{UNIT}, {_summary(run, here)}",
             cmap=LINK_MAP,
             top_value=top_value,
-            hide_unused=False,
+            hidden=busiest == 0,
             names=False,
         )
-        label_cells(axes, run, window, lambda r, c, s=here: f"{s[r, c].max():.3g}", size=8)
-        for place, direction in zip(_beside(room, window, small), DIRECTIONS, strict=False):
-            if small:
-                _arrow_panel(sheet, place, run, window, here, network, top_value)
-            else:
-                _direction_panel(sheet, place, run, window, here, network, direction, top_value)
-    mesh_key(sheet, run, rooms[-1].left + LEFT, rooms[-1].bottom + 0.1, unused=False)
+        label_cells(axes, run, window, lambda r, c, b=busiest: cell_text(b[r, c]), size=8)
+        if len(beside) == 1:
+            axes = mesh_axes(sheet, beside[0], f"arrows {network}", "Every link")
+            _draw_links(axes, run, window, here, top_value)
+            bar_below(sheet, beside[0], LINK_MAP, top_value, f"{UNIT}, outline only: not used")
+            continue
+        for place, direction, load in zip(beside, DIRECTIONS, np.moveaxis(here, 2, 0), strict=True):
+            heat_panel(
+                sheet,
+                place,
+                run,
+                window,
+                load,
+                label=f"{direction} {network}",
+                title=f"{SIGNS[direction]} {direction}",
+                unit="",
+                cmap=LINK_MAP,
+                top_value=top_value,
+                hidden=load == 0,
+                names=False,
+            )
+    quiet = bool((share.max(axis=(0, 3)) == 0)[~run.dead_mask].any())
+    room = rows[-1][0]
+    mesh_key(sheet, run, room.left + LEFT, room.bottom + 0.12, "no traffic" if quiet else "")
     return sheet.figure
 
 
-def _beside(room: Room, window: Window, small: bool) -> list[Room]:
-    """Rooms to the right of a network's heatmap: one for arrows, or four for the directions."""
-    left = room.right + 0.15
-    if small:
-        return [room_for(window, left, room.top, 4.6, 4.6)]
-    first = room_for(window, left, room.top, 2.1, 2.1, bar=False)
+def _row(window: Window, top: float) -> list[Room]:
+    """Rooms of one network: the heatmap, then one for arrows or four for the directions."""
+    room = room_for(window, MARGIN, top, 4.6, 4.6)
+    left, longest = room.right + 0.15, max(window.rows, window.cols)
+    if longest <= ARROWS:
+        side = 4.6 if longest <= ARROWS // 2 else 6.4
+        return [room, room_for(window, left, top, side, side)]
+    first = room_for(window, left, top, 2.1, 2.1, bar=False)
     right, below = first.right + 0.05, first.bottom + 0.12
-    return [
-        first,
-        room_for(window, right, room.top, 2.1, 2.1, bar=False),
-        room_for(window, left, below, 2.1, 2.1, bar=False),
-        room_for(window, right, below, 2.1, 2.1, bar=False),
-    ]
-
-
-def _direction_panel(
-    sheet: Sheet,
-    room: Room,
-    run: RunData,
-    window: Window,
-    share: np.ndarray,
-    network: int,
-    direction: str,
-    top_value: float,
-) -> None:
-    axes = heat_panel(
-        sheet,
-        room,
-        run,
-        window,
-        share[:, :, DIRECTIONS.index(direction)],
-        label=f"{direction} {network}",
-        title=f"{ARROW_SIGNS[direction]} {direction}",
-        unit="",
-        cmap=LINK_MAP,
-        top_value=top_value,
-        hide_unused=False,
-        names=False,
-    )
-    axes.set_xlabel("core column", fontsize=8)
-    axes.set_ylabel("core row", fontsize=8)
-
-
-def _arrow_panel(
-    sheet: Sheet,
-    room: Room,
-    run: RunData,
-    window: Window,
-    share: np.ndarray,
-    network: int,
-    top_value: float,
-) -> None:
-    axes = mesh_axes(sheet, room, f"arrows {network}", "Every link")
-    _draw_links(axes, run, window, share, top_value)
-    width = max(room.mesh_width, 2.1)
-    top = room.bottom - 0.62
-    sheet.colour_bar(room.left + LEFT, top, width, LINK_MAP, top_value, f"{UNIT}; grey: never used")
+    places = ((left, top), (right, top), (left, below), (right, below))
+    return [room, *(room_for(window, x, y, 2.1, 2.1, bar=False) for x, y in places)]
 
 
 def _draw_links(
@@ -144,7 +113,7 @@ def _draw_links(
     frame(axes, window, grid=False)
     corners = 0.21 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])
     squares = [
-        corners + (c, r)
+        corners + np.array((c, r))
         for r in range(window.row, window.row + window.rows)
         for c in range(window.col, window.col + window.cols)
         if not run.dead_mask[r, c]
@@ -196,13 +165,10 @@ def _arrow(row: int, col: int, direction: str, length: float) -> np.ndarray:
 
 def _summary(run: RunData, share: np.ndarray) -> str:
     """Mean over the links between cores in use, and the maximum."""
-    exist = np.repeat(run.used_mask[:, :, None], len(DIRECTIONS), axis=2)
-    for d, direction in enumerate(DIRECTIONS):
-        down, right = STEPS[direction]
-        neighbour = np.zeros_like(run.used_mask)
-        neighbour[max(0, -down) : run.rows - max(0, down), max(0, -right) : run.cols - max(0, right)] = (
-            run.used_mask[max(0, down) : run.rows + min(0, down), max(0, right) : run.cols + min(0, right)]
-        )
-        exist[:, :, d] &= neighbour
+    used = run.used_mask
+    exist = np.zeros(share.shape, dtype=bool)
+    sideways, down = used[:, 1:] & used[:, :-1], used[1:] & used[:-1]
+    exist[:, :-1, 0] = exist[:, 1:, 1] = sideways
+    exist[:-1, :, 2] = exist[1:, :, 3] = down
     mean = float(share[exist].mean()) if exist.any() else 0.0
     return f"mean {percent_text(mean)}, max {percent_text(float(share.max()))}"

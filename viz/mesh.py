@@ -60,7 +60,9 @@ def window_of(run: RunData) -> Window:
     return zoomed if zoomed.rows * zoomed.cols < 0.4 * run.rows * run.cols else whole
 
 
-def fit(window: Window, width: float, height: float, largest_cell: float = 1.1) -> tuple[float, float]:
+def fit(
+    window: Window, width: float, height: float, largest_cell: float = 1.1
+) -> tuple[float, float]:
     """Size in inches of the window's picture in a room of `width` × `height`, cells square.
 
     Very long meshes get at least a fifth of an inch across, so that they stay visible.
@@ -76,11 +78,12 @@ def draw_mesh(
     values: np.ndarray,
     cmap: Colormap | str,
     top_value: float,
-    hide_unused: bool = True,
+    hidden: np.ndarray | None = None,
     bottom_value: float = 0.0,
 ) -> AxesImage:
-    """Draw a per-core array; dead cores are hatched, cores of no region pale when `hide_unused`."""
-    hidden = ~run.used_mask if hide_unused else run.dead_mask
+    """Draw a per-core array. Dead cores are hatched; `hidden` ones (default: those of no region)
+    are pale."""
+    hidden = ~run.used_mask if hidden is None else hidden
     shown = np.ma.masked_array(window.crop(values), window.crop(hidden | run.dead_mask))
     axes.set_facecolor(UNUSED)
     image = axes.imshow(
@@ -112,7 +115,10 @@ def frame(axes: Axes, window: Window, grid: bool = True) -> None:
     axes.yaxis.set_major_locator(FixedLocator(_ticks(window.row, window.rows, height)))
     axes.tick_params(length=2.5)
     axes.set_xlabel("core column")
-    axes.set_ylabel("core row")
+    if height < 0.75:  # too low for a turned label
+        axes.set_ylabel("core\nrow", rotation=0, ha="right", va="center", fontsize=8)
+    else:
+        axes.set_ylabel("core row")
     if grid and max(window.rows, window.cols) <= 32:
         axes.set_xticks(np.arange(left + 1, right), minor=True)
         axes.set_yticks(np.arange(top + 1, bottom), minor=True)
@@ -178,9 +184,14 @@ def outline_regions(axes: Axes, run: RunData, window: Window, names: bool = Fals
 def label_cells(
     axes: Axes, run: RunData, window: Window, text: Callable[[int, int], str], size: float = 8
 ) -> None:
-    """Write `text(row, col)` into every working cell of a small mesh."""
+    """Write `text(row, col)` into every working cell of a small mesh, dark on light colours of
+    the axes' image and light on dark ones."""
     if not window.labelled:
         return
+    image = axes.images[0]
+    shown = np.ma.asanyarray(image.get_array())
+    light = image.to_rgba(shown)[..., :3] @ (0.299, 0.587, 0.114) > 0.5
+    light |= np.ma.getmaskarray(shown)
     for row in range(window.row, window.row + window.rows):
         for col in range(window.col, window.col + window.cols):
             words = "" if run.dead_mask[row, col] else text(row, col)
@@ -192,7 +203,7 @@ def label_cells(
                     ha="center",
                     va="center",
                     fontsize=size,
-                    path_effects=halo(2.0),
+                    color=INK if light[row - window.row, col - window.col] else "white",
                     zorder=4,
                     linespacing=1.15,
                 )

@@ -8,12 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from .data import RunData
-from .mesh import Window, draw_mesh, fit, frame, outline_regions
+from .mesh import Window, draw_mesh, fit, outline_regions
 from .sheet import Sheet
 from .style import FAINT, MUTED, UNUSED
 
 TITLE, LEFT, BELOW, BAR, RIGHT = 0.3, 0.62, 0.52, 0.62, 0.2
-NARROWEST = 2.1  # room for a title and a colour bar beside a very narrow mesh
+NARROWEST, NARROWEST_BARE = 2.7, 1.0  # room for a title and a colour bar beside a very narrow mesh
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,12 @@ class Room:
     @property
     def width(self) -> float:
         """Of the whole panel, labels included."""
-        return LEFT + max(self.mesh_width, NARROWEST) + RIGHT
+        return LEFT + self.inner_width + RIGHT
+
+    @property
+    def inner_width(self) -> float:
+        """Of the title and the colour bar."""
+        return max(self.mesh_width, NARROWEST if self.bar else NARROWEST_BARE)
 
     @property
     def height(self) -> float:
@@ -63,18 +68,22 @@ def heat_panel(
     unit: str,
     cmap: str,
     top_value: float,
-    hide_unused: bool = True,
+    hidden: np.ndarray | None = None,
     names: bool = True,
 ) -> Axes:
     """Draw a per-core array in its room; `unit` labels the colour bar. Axes carry `label`."""
     axes = mesh_axes(sheet, room, label, title)
-    draw_mesh(axes, run, window, values, cmap, top_value, hide_unused)
+    draw_mesh(axes, run, window, values, cmap, top_value, hidden)
     outline_regions(axes, run, window, names)
     if room.bar:
-        width = max(room.mesh_width, NARROWEST)
-        top = room.top + TITLE + room.mesh_height + BELOW
-        sheet.colour_bar(room.left + LEFT, top, width, cmap, top_value, unit)
+        bar_below(sheet, room, cmap, top_value, unit)
     return axes
+
+
+def bar_below(sheet: Sheet, room: Room, cmap: str, top_value: float, unit: str) -> None:
+    """The room's colour bar."""
+    top = room.top + TITLE + room.mesh_height + BELOW
+    sheet.colour_bar(room.left + LEFT, top, room.inner_width, cmap, top_value, unit)
 
 
 def mesh_axes(sheet: Sheet, room: Room, label: str, title: str) -> Axes:
@@ -85,21 +94,16 @@ def mesh_axes(sheet: Sheet, room: Room, label: str, title: str) -> Axes:
     return axes
 
 
-def blank_panel(
-    sheet: Sheet, room: Room, run: RunData, window: Window, label: str, title: str
-) -> Axes:
-    """Mesh axes with a frame and no values."""
-    axes = mesh_axes(sheet, room, label, title)
-    frame(axes, window)
-    return axes
-
-
-def mesh_key(sheet: Sheet, run: RunData, left: float, top: float, unused: bool = True) -> None:
-    """Explains hatched and pale cells, where there are any."""
+def mesh_key(
+    sheet: Sheet, run: RunData, left: float, top: float, pale: str = "core without work"
+) -> None:
+    """Explains hatched cells where there are any, and pale ones ("" when there are none)."""
     if run.dead_mask.any():
         sheet.swatch(left, top, "white", hatch="//////")
         sheet.text(left + 0.2, top, "dead core")
         left += 1.05
-    if unused and not (run.used_mask | run.dead_mask).all():
+    if pale == "core without work" and (run.used_mask | run.dead_mask).all():
+        return
+    if pale:
         sheet.swatch(left, top, UNUSED, edge=FAINT)
-        sheet.text(left + 0.2, top, "core without work", colour=MUTED)
+        sheet.text(left + 0.2, top, pale, colour=MUTED)

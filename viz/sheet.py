@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from .data import RunData
 from .mesh import Window, draw_locator
-from .style import INK, MUTED, shorten
+from .style import INK, MUTED, shorten, text_width
 
 MARGIN = 0.3
 LOCATOR_HEIGHT = 0.85
@@ -99,10 +100,12 @@ class Sheet:
     ) -> None:
         """A horizontal colour bar from 0 to `top_value`, its label with the unit below."""
         axes = self.axes(left, top, width, 0.13, "colour bar")
-        mappable = _mappable(cmap, top_value)
+        mappable = ScalarMappable(Normalize(0, top_value), cmap)
         bar = self.figure.colorbar(mappable, cax=axes, orientation="horizontal")
+        if text_width(label, 9) > width + 0.4:
+            label = label.replace(", ", "\n", 1)
         bar.set_label(label)
-        bar.locator = MaxNLocator(nbins=max(3, int(width / 0.6)), min_n_ticks=3)
+        bar.locator = MaxNLocator(max(3, int(width / 0.6)), steps=[1, 2, 2.5, 5, 10])
         bar.update_ticks()
 
     def _locator(self, run: RunData, window: Window) -> None:
@@ -113,24 +116,3 @@ class Sheet:
         draw_locator(axes, run, window)
         caption = f"whole chip: {run.rows} × {run.cols} cores"
         self.text(self.width - MARGIN, 0.32, caption, size=8, colour=MUTED, align="right")
-
-
-def _mappable(cmap: str, top_value: float):  # type: ignore[no-untyped-def]
-    from matplotlib.cm import ScalarMappable
-
-    return ScalarMappable(Normalize(0, top_value), cmap)
-
-
-def legend(axes: Axes, entries: list[tuple[str, Patch]], columns: int, anchor: str) -> None:
-    """A frameless legend of labelled patches inside `axes`."""
-    if entries:
-        axes.legend(
-            [patch for _, patch in entries],
-            [label for label, _ in entries],
-            ncols=columns,
-            loc=anchor,
-            borderaxespad=0,
-            handlelength=1.2,
-            handleheight=1.0,
-            columnspacing=1.4,
-        )

@@ -22,15 +22,15 @@ from .style import (
     OCCUPANCY_MAP,
     OTHER,
     bytes_text,
-    halo,
     percent_text,
     shorten,
     styled,
     text_width,
 )
 
-MAP_WIDTH, MAP_HEIGHT, LEGEND_WIDTH = 5.6, 4.6, 1.9
-NARROWEST_BODY = 0.12  # of the map's width, so that a body's name can be read
+MAP_WIDTH, MAP_HEIGHT, LEGEND_WIDTH = 5.6, 4.4, 1.35
+NAMES = 0.2  # room above the map for the names of its bodies
+NARROWEST_BODY = 0.17  # of the map's width, so that a body's name can be read
 LOW_PEAK = 0.35  # below this occupancy the map's address axis ends above the peak
 
 
@@ -54,11 +54,11 @@ def sram(run: RunData) -> Figure:
     window, top = window_of(run), header_height(window_of(run))
     room = room_for(window, MARGIN, top, 4.6, 4.6)
     map_left = room.right + 1.05
-    height = max(room.bottom, top + TITLE + MAP_HEIGHT + 1.0) + 0.3
+    height = max(room.bottom, top + TITLE + NAMES + MAP_HEIGHT + 0.6) + 0.3
     sheet = Sheet(
         run,
         window,
-        map_left + MAP_WIDTH + LEGEND_WIDTH + 0.2 + MARGIN,
+        map_left + MAP_WIDTH + LEGEND_WIDTH + MARGIN,
         height,
         "SRAM",
         "How much of its private memory each core needs at its fullest moment, and what fills it.",
@@ -94,12 +94,12 @@ def _address_map(sheet: Sheet, run: RunData, left: float, top: float, capacity: 
     ]
     buffers = [(n, b) for n in hosts for b in run.buffers.get(n, ())]
     bodies = _bodies(run, hosts)
-    axes = sheet.axes(left, top + TITLE, MAP_WIDTH, MAP_HEIGHT, "address map")
+    axes = sheet.axes(left, top + TITLE + NAMES, MAP_WIDTH, MAP_HEIGHT, "address map")
     title = (
         f"Address map of the fullest core ({row}, {col}): "
         f"{bytes_text(peak)} of {bytes_text(capacity)} ({percent_text(100 * peak / capacity)})"
     )
-    sheet.text(left, top + TITLE - 0.3, title, size=10.5, weight="bold")
+    sheet.text(left, top + TITLE - 0.1, title, size=10.5, weight="bold")
     highest = max([peak, *(b.offset + (b.instances - 1) * b.stride + b.bytes for _, b in buffers)])
     limit = capacity * 1.06 if highest > LOW_PEAK * capacity else highest * 1.2 or capacity
     axes.set_xlim(0, 1)
@@ -113,7 +113,7 @@ def _address_map(sheet: Sheet, run: RunData, left: float, top: float, capacity: 
     _draw_bodies(axes, bodies)
     boxes = [(b, *box) for n, b in buffers for box in _boxes(b, bodies.get(n, []))]
     _draw_buffers(axes, boxes, limit)
-    _kind_totals(sheet, boxes, left + MAP_WIDTH + 0.25, top + TITLE)
+    _kind_totals(sheet, boxes, left + MAP_WIDTH + 0.25, top + TITLE + NAMES)
     if not buffers:
         axes.text(0.5, limit / 2, "the run lists no buffers", ha="center", color=MUTED)
 
@@ -192,7 +192,6 @@ def _draw_buffers(
             va="center_baseline",
             fontsize=size,
             color=INK,
-            path_effects=halo(1.5) if b.kind == "kv" else None,
             zorder=3,
         )
 
@@ -203,7 +202,8 @@ def _draw_capacity(axes: Axes, capacity: float, limit: float) -> None:
         axes.axhline(capacity, color="#CC3311", linewidth=1.6, zorder=4)
         axes.annotate(
             words, (1, capacity), xytext=(-4, 2), textcoords="offset points",
-            ha="right", va="bottom", fontsize=8.5, color="#CC3311", path_effects=halo(), zorder=5,
+            ha="right", va="bottom", fontsize=8.5, color="#CC3311", zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         )  # fmt: skip
     else:
         axes.annotate(

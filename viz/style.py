@@ -55,7 +55,7 @@ KIND_LABELS = {
 # SRAM buffer kind → colour.
 BUFFER_COLOURS = {
     "weight": "#77AADD",
-    "kv": "#AA4499",
+    "kv": "#CC99CC",
     "constant": "#EEDD88",
     "input": "#44BB99",
     "activation": "#EE8866",
@@ -70,11 +70,11 @@ BUFFER_LABELS = {
     "scratch": "scratch",
 }
 
-# Where a core's time goes.
+# Where a core's time goes; none of these is the colour of an op kind.
 TIME_COLOURS = {
-    "compute": "#0072B2",
-    "communication": "#E69F00",
-    "waiting": "#B8B8B8",
+    "compute": "#2e2e2e",
+    "communication": "#a58bd0",
+    "waiting": "#d9d9d9",
     "idle": "#ffffff",
 }
 
@@ -150,14 +150,14 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     return float(TextPath((0, 0), text, size=size, prop=font).get_extents().x1) / 72
 
 
-def shorten(text: str, size: float, width: float) -> str:
+def shorten(text: str, size: float, width: float, weight: str = "normal") -> str:
     """The text, or as much of its beginning as fits `width` inches with an ellipsis; "" if none."""
-    if text_width(text, size) <= width:
+    if text_width(text, size, weight) <= width:
         return text
     low, high = 0, len(text)
     while low < high:
         middle = (low + high + 1) // 2
-        if text_width(text[:middle] + "…", size) <= width:
+        if text_width(text[:middle] + "…", size, weight) <= width:
             low = middle
         else:
             high = middle - 1
@@ -195,6 +195,11 @@ def bytes_text(count: float) -> str:
     if unit == "B" or value >= 100:
         return f"{value:,.0f} {unit}"
     return f"{value:.1f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
+
+
+def cell_text(value: float) -> str:
+    """A number for a cell: whole from 10 on, one decimal below, nothing but 0 for zero."""
+    return f"{value:.0f}" if value == 0 or value >= 9.95 else f"{value:.1f}"
 
 
 def percent_text(value: float) -> str:

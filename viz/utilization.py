@@ -9,7 +9,16 @@ from .data import RunData
 from .mesh import label_cells, window_of
 from .panel import LEFT, heat_panel, mesh_key, room_for
 from .sheet import MARGIN, Sheet, header_height
-from .style import MUTED, SHARE_MAP, TIME_COLOURS, nice_ceiling, percent_text, styled
+from .style import (
+    MUTED,
+    SHARE_MAP,
+    TIME_COLOURS,
+    cell_text,
+    nice_ceiling,
+    percent_text,
+    styled,
+    text_width,
+)
 
 PANELS = (
     ("compute", "Compute", "compute_cycles"),
@@ -51,7 +60,7 @@ def utilization(run: RunData) -> Figure:
             top_value=nice_ceiling(float(used.max())),
         )
         if room.mesh_width / window.cols > 0.4:
-            label_cells(axes, run, window, lambda r, c, s=share: f"{s[r, c]:.3g}", size=8)
+            label_cells(axes, run, window, lambda r, c, s=share: cell_text(s[r, c]), size=8)
     mesh_key(sheet, run, rooms[0].left + LEFT, rooms[0].bottom + 0.1)
     _average_core(sheet, run, rooms[0].left + LEFT, bottom, rooms[-1].right - 0.2)
     return sheet.figure
@@ -68,7 +77,7 @@ def _average_core(sheet: Sheet, run: RunData, left: float, top: float, right: fl
     axes = sheet.axes(left, top + 0.15, right - left, 0.3, "average core")
     sheet.text(left, top + 0.05, "The average core's time", size=10.5, weight="bold")
     x = 0.0
-    for (name, colour), share in zip(TIME_COLOURS.items(), shares, strict=True):
+    for colour, share in zip(TIME_COLOURS.values(), shares, strict=True):
         axes.barh(0, share, left=x, height=1, color=colour, edgecolor="white", linewidth=0.8)
         x += share
     axes.set_xlim(0, max(100.0, x))
@@ -79,8 +88,9 @@ def _average_core(sheet: Sheet, run: RunData, left: float, top: float, right: fl
     place = left
     for (name, colour), share in zip(TIME_COLOURS.items(), shares, strict=True):
         sheet.swatch(place, top + 0.9, colour)
-        sheet.text(place + 0.2, top + 0.9, f"{name} {percent_text(share)}")
-        place += 1.75
+        words = f"{name} {percent_text(share)}"
+        sheet.text(place + 0.2, top + 0.9, words)
+        place += 0.2 + text_width(words, 9) + 0.3
     if x > 100.5:
         note = "more than 100 %: computation and communication overlap"
         sheet.text(right, top + 0.05, note, size=8.5, colour=MUTED, align="right")

@@ -42,9 +42,7 @@ def draw(out_dir: Path | str, dest: Path | str | None = None) -> list[Path]:
             stem = name if len(found) == 1 else f"{name}-{phase}"
             figure = picture(run)
             files[f"{stem}.png"], files[f"{stem}.svg"] = render(figure)
-            pictures.append(
-                Picture(name, phase, stem, files[f"{stem}.svg"], files[f"{stem}.png"])
-            )
+            pictures.append(Picture(name, phase, stem, files[f"{stem}.svg"], files[f"{stem}.png"]))
     files["report.html"] = page(report, pictures).encode()
     target.mkdir(parents=True, exist_ok=True)
     return [_replace(target / name, content) for name, content in files.items()]

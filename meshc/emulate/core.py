@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 
 from meshc import ops as op_records
+from meshc.emulate.sizes import ITEM_BYTES, array_bytes
 from meshc.errors import InputError
 from meshc.ir.chip import Array, ChipSpec, CoreSpec
-from meshc.ir.dtypes import size_bytes
 from meshc.ir.graph import Op
 from meshc.ir.program import Compute, Program, Run
 from meshc.ir.stream import Kernel, View
@@ -77,6 +77,7 @@ class CoreTimer:
         self.core = chip.core
         self.ops = ops
         self._costs: dict[object, Cost] = {}
+        self._combines: dict[tuple[str, int], int] = {}
 
     def kernel(self, kernel: Kernel) -> Cost:
         """Cost of a kernel; raises InputError if the core cannot compute in its types."""
@@ -88,7 +89,7 @@ class CoreTimer:
         return cost
 
     def _cost(self, kernel: Kernel, views: tuple[View, ...]) -> Cost:
-        sizes = tuple(prod(v.extent) * size_bytes(v.dtype) for v in views)
+        sizes = tuple(array_bytes(v) for v in views)
         if kernel.output.elements == 0:
             return Cost(0, 0, 0, "", 0, sizes)
         shapes = [tuple(map(len, v.ranges)) for v in views]
@@ -139,15 +140,15 @@ class CoreTimer:
         """Cycles of copying `size` bytes within the core: each is read and written."""
         return ceil(2 * size / self.core.sram_bytes_per_cycle)
 
-    def combine_cycles(self, view: View) -> int:
-        """Cycles of combining two views elementwise into one of them."""
-        elements = view.elements
-        return ceil(
-            max(
-                self.vector_cycles(elements, view.dtype, "combine"),
-                3 * elements * size_bytes(view.dtype) / self.core.sram_bytes_per_cycle,
-            )
-        )
+    def combine_cycles(self, dtype: str, size: int) -> int:
+        """Cycles of combining two views of `size` bytes elementwise into one of them."""
+        key = (dtype, size)
+        cycles = self._combines.get(key)
+        if cycles is None:
+            vector = self.vector_cycles(size // ITEM_BYTES[dtype], dtype, "combine")
+            cycles = ceil(max(vector, 3 * size / self.core.sram_bytes_per_cycle))
+            self._combines[key] = cycles
+        return cycles
 
 
 def check_chip_runs(program: Program, chip: ChipSpec) -> None:
@@ -159,10 +160,15 @@ def check_chip_runs(program: Program, chip: ChipSpec) -> None:
         region = program.regions[entry.region]
         for instruction in program.bodies[entry.body]:
             if isinstance(instruction, Compute):
+                op = program.ops[instruction.op]
+                names = (*instruction.inputs, instruction.output)
+                layouts = (*instruction.layouts, program.buffers[instruction.output].layout)
                 views = []
-                for name in (*instruction.inputs, instruction.output):
-                    b = program.buffers[name]
-                    extent = b.layout.largest(b.capacity, region.rows, region.cols)
-                    ranges = b.layout.shard(b.shape, 0, 0, region.rows, region.cols)
-                    views.append(View(b.offset, extent, ranges, b.dtype))
-                timer.kernel(Kernel(instruction.op, tuple(views[:-1]), views[-1], ()))
+                for name, tensor, layout in zip(
+                    names, (*op.inputs, op.output), layouts, strict=True
+                ):
+                    shape = program.tensor_shapes[tensor]
+                    ranges = layout.shard(shape, 0, 0, region.rows, region.cols)
+                    extent = tuple(len(r) for r in ranges)
+                    views.append(View(0, extent, ranges, program.buffers[name].dtype))
+                timer.kernel(Kernel(op.name, tuple(views[:-1]), views[-1], ()))

@@ -14,16 +14,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from meshc import ops as op_records
+from meshc.emulate.carry import execute, prepare
 from meshc.emulate.core import CoreTimer
 from meshc.emulate.deadlock import stuck_error, unmatched_error
 from meshc.emulate.flight import Core, Flight, Meetings
 from meshc.emulate.network import Network, cycle_limit_error
-from meshc.emulate.sram import Memory, combine
+from meshc.emulate.sizes import array_bytes, view_bytes
+from meshc.emulate.sram import Memory
 from meshc.emulate.tally import Tally
 from meshc.errors import InvariantError
 from meshc.ir.chip import ChipSpec, Coord
-from meshc.ir.dtypes import size_bytes
 from meshc.ir.graph import Op
 from meshc.ir.stream import Combine, Copy, Kernel, Recv, Send, Step, View
 from meshc.ir.trace import Trace
@@ -108,7 +108,11 @@ class Cores:
             next(flight.sender.process, None)
 
     def _arrived(self, flight: Flight, ordinal: int, time: float) -> None:
-        delivery = flight.deliveries[ordinal]
+        # Letting go of a unicast's only delivery frees both without the garbage collector.
+        if flight.path.children is None:
+            delivery = flight.deliveries.pop()
+        else:
+            delivery = flight.deliveries[ordinal]
         delivery.arrived = time
         if delivery.waiting:
             delivery.waiting = False
@@ -134,7 +138,7 @@ class Cores:
                     wait += waited
                 meetings.post(core, recv, time)
             if memory is not None and posts:
-                self._prepare(core, memory, posts)
+                prepare(memory, posts)
             for action in step.actions:
                 kind = type(action)
                 if kind is Recv:
@@ -158,7 +162,7 @@ class Cores:
                     assert isinstance(action, Send)
                     view = action.view
                     size = self._check(core, view)
-                    volume = view.bytes
+                    volume = view_bytes(view)
                     time += message_cycles
                     flight = meetings.send(core, action, volume, time)
                     core.sram_bytes += volume
@@ -180,7 +184,7 @@ class Cores:
                     time += cycles
                     compute += cycles
                     if memory is not None:
-                        self._execute(memory, action)
+                        execute(memory, self.ops, action)
             core.compute += compute
             core.wait += wait
             communication = time - start - compute - wait
@@ -207,7 +211,7 @@ class Cores:
     def _until_read(
         self, core: Core, first: int, end: int, time: float
     ) -> Life[tuple[float, float]]:
-        """Wait from `time` until no send reads the bytes [first, end) any more; returns likewise."""
+        """Wait from `time` until no send reads bytes [first, end) any more; returns the same."""
         total: float = 0
         while (flight := self._reader(core, first, end, time)) is not None:
             time, waited = yield from self._until_injected(core, flight, time)
@@ -241,19 +245,18 @@ class Cores:
         target = action.destination
         size = self._check(core, target)
         self._check(core, action.source)
+        volume = view_bytes(target)
         if isinstance(action, Combine):
-            core.sram_bytes += 3 * target.bytes
-            cycles = self.timer.combine_cycles(target)
+            core.sram_bytes += 3 * volume
+            cycles = self.timer.combine_cycles(target.dtype, volume)
         else:
-            core.sram_bytes += 2 * target.bytes
-            cycles = self.timer.copy_cycles(target.bytes)
+            core.sram_bytes += 2 * volume
+            cycles = self.timer.copy_cycles(volume)
         return cycles, target.address, target.address + size
 
     def _check(self, core: Core, view: View) -> int:
         """Bytes of the view's array; raises InvariantError if it leaves the SRAM."""
-        size = size_bytes(view.dtype)
-        for n in view.extent:
-            size *= n
+        size = array_bytes(view)
         if view.address < 0 or view.address + size > self.chip.core.sram_bytes:
             step = core.step.name if core.step is not None else ""
             raise InvariantError(
@@ -262,50 +265,10 @@ class Cores:
             )
         return size
 
-    def _prepare(self, core: Core, memory: Memory, posts: list[Recv]) -> None:
-        """From here on the posted views may be overwritten at any time: forget what they hold."""
-        for i, recv in enumerate(posts):
-            for other in posts[:i]:
-                if _overlap(recv.view, other.view):
-                    raise InvariantError(
-                        f"Core {core.name} posts messages {other.key} and {recv.key} to the same "
-                        "bytes of its SRAM."
-                    )
-            memory.poison(recv.view)
-
     def _data(self, flight: Flight, data: np.ndarray) -> np.ndarray:
         if flight.id == self.faults.corrupt_message:
-            return np.bitwise_xor(data, np.uint8(0xFF))
+            data = data ^ np.uint8(0xFF)
         return data
-
-    def _execute(self, memory: Memory, action: Kernel | Copy | Combine) -> None:
-        """What a local action does to the core's SRAM."""
-        if isinstance(action, Kernel):
-            if action.output.elements:
-                arrays = [memory.view(v) for v in action.inputs]
-                op = self.ops[action.op]
-                result = op_records.evaluate(op, arrays, action.ranges[:-1], action.ranges[-1])
-                memory.write(action.output, result)
-        elif isinstance(action, Copy):
-            memory.write(action.destination, memory.view(action.source))
-        else:
-            a, b = memory.view(action.destination), memory.view(action.source)
-            memory.write(action.destination, combine(action.combine, a, b))
-
-
-def _overlap(a: View, b: View) -> bool:
-    """Whether two views share bytes; views of the same array by their ranges."""
-    if a.address == b.address and a.extent == b.extent:
-        pairs = zip(a.ranges, b.ranges, strict=True)
-        return all(_meet(r, s) for r, s in pairs)
-    (a0, a1), (b0, b1) = a.span, b.span
-    return a0 < b1 and b0 < a1 and a.elements > 0 and b.elements > 0
-
-
-def _meet(r: range, s: range) -> bool:
-    if r.step == s.step == 1:
-        return r.start < s.stop and s.start < r.stop
-    return not set(r).isdisjoint(s)
 
 
 def run_streams(

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from meshc.emulate.network import Message, Network
+from meshc.emulate.sizes import view_bytes
 from meshc.emulate.sram import Memory
 from meshc.errors import InvariantError
 from meshc.ir.chip import ChipSpec
@@ -170,9 +171,10 @@ class Meetings:
                 f"Core {core.name} expects message {flight.key} from core {sender.name}, which "
                 "does not send it there."
             )
-        if recv.view.bytes != flight.bytes:
+        expected = view_bytes(recv.view)
+        if expected != flight.bytes:
             raise InvariantError(
-                f"Core {core.name} expects {recv.view.bytes} bytes of message {flight.key}, but "
+                f"Core {core.name} expects {expected} bytes of message {flight.key}, but "
                 f"core {sender.name} sends {flight.bytes}."
             )
 

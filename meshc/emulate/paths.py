@@ -20,26 +20,33 @@ class Path:
     roots: nodes that leave the source.   children: of each node; None for a unicast.
     sinks: of each node the ordinals of the destinations that leave the network behind it.
     local: ordinals of destinations on the source's own router.
-    destinations: core of each ordinal.   head_cycles: of each ordinal, the time from leaving
-    the source core to reaching the destination core in an empty network.
+    destinations: core of each ordinal.
+    port, exits: the source's injection port and each ordinal's ejection port, as the index
+    network · rows · cols + core.
+    head_cycles: of each ordinal, the time from leaving the source core to reaching the
+    destination core in an empty network.
     uses: of each ordinal, whether its way has links within chips, and seams.
-    hops: links used, for energy.
+    hops: links used, for energy.   route: kept, so that its identity stays its own.
     """
 
     __slots__ = (
         "children",
         "destinations",
+        "exits",
         "head_cycles",
         "hops",
         "links",
         "local",
+        "port",
         "roots",
+        "route",
         "sinks",
         "source",
         "uses",
     )
 
-    def __init__(self, source: int, destinations: tuple[int, ...]) -> None:
+    def __init__(self, source: int, destinations: tuple[int, ...], route: Route) -> None:
+        self.route = route
         self.source = source
         self.destinations = destinations
         self.links: tuple[int, ...] = ()
@@ -50,6 +57,8 @@ class Path:
         self.head_cycles: tuple[float, ...] = ()
         self.uses: tuple[tuple[bool, bool], ...] = ()
         self.hops = 0
+        self.port = source
+        self.exits = destinations
 
 
 class Paths:
@@ -63,7 +72,8 @@ class Paths:
         self._dead_ends = frozenset(dead)
         forwarding = chip.dead_cores_forward or self.exchange
         self._dead_routers = frozenset() if forwarding else frozenset(dead)
-        self._tables: dict[int, tuple[Route, dict[object, Path]]] = {}
+        self._unicasts: dict[tuple[int, int, int], Path] = {}
+        self._multicasts: dict[tuple[int, int, tuple[int, ...]], Path] = {}
 
     @property
     def link_count(self) -> int:
@@ -71,20 +81,19 @@ class Paths:
 
     def unicast(self, source: int, destination: int, route: Route) -> Path:
         """The path from one core to another."""
-        table = self._table(route)
-        key = (source, destination)
-        path = table.get(key)
+        # A Route is looked up by identity, because hashing one costs more than a message.
+        path = self._unicasts.get((id(route), source, destination))
         if path is None:
-            path = table[key] = self._tree(source, (destination,), route)
+            path = self._tree(source, (destination,), route)
+            self._unicasts[id(route), source, destination] = path
         return path
 
     def multicast(self, source: int, destinations: tuple[int, ...], route: Route) -> Path:
         """The union of the paths to each destination: every link once."""
-        table = self._table(route)
-        key = (source, destinations)
-        path = table.get(key)
+        path = self._multicasts.get((id(route), source, destinations))
         if path is None:
-            path = table[key] = self._tree(source, destinations, route)
+            path = self._tree(source, destinations, route)
+            self._multicasts[id(route), source, destinations] = path
         return path
 
     def crosses_seam(self, link: int) -> bool:
@@ -104,19 +113,6 @@ class Paths:
         if self.chip.seams is not None and self.crosses_seam(link):
             return self.chip.seams.hop_cycles
         return self.chip.noc.hop_cycles
-
-    def _table(self, route: Route) -> dict[object, Path]:
-        # A Route is looked up by identity, because hashing one costs more than a message; the
-        # table keeps the Route so that its identity stays its own.
-        entry = self._tables.get(id(route))
-        if entry is None:
-            if not 0 <= route.network < self.chip.noc.networks:
-                raise InvariantError(
-                    f"A route names network {route.network}, but chip '{self.chip.name}' has "
-                    f"{self.chip.noc.networks}."
-                )
-            entry = self._tables[id(route)] = (route, {})
-        return entry[1]
 
     def _neighbour(self, core: int, direction: int) -> int:
         row, col = divmod(core, self.cols)
@@ -194,6 +190,11 @@ class Paths:
 
     def _tree(self, source: int, destinations: tuple[int, ...], route: Route) -> Path:
         noc = self.chip.noc
+        if not 0 <= route.network < noc.networks:
+            raise InvariantError(
+                f"A route names network {route.network}, but chip '{self.chip.name}' has "
+                f"{noc.networks}."
+            )
         links: list[int] = []
         roots: list[int] = []
         children: list[list[int]] = []
@@ -226,7 +227,10 @@ class Paths:
             (local if node < 0 else sinks[node]).append(ordinal)
             heads.append(head)
             uses.append((plain, cross))
-        path = Path(source, destinations)
+        path = Path(source, destinations, route)
+        base = route.network * self.rows * self.cols
+        path.port = base + source
+        path.exits = tuple(base + d for d in destinations)
         path.links, path.roots, path.local = tuple(links), tuple(roots), tuple(local)
         path.sinks = tuple(map(tuple, sinks))
         path.children = tuple(map(tuple, children)) if len(destinations) > 1 else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+import ml_dtypes
 import numpy as np
 
 from meshc.errors import InputError, InvariantError
@@ -15,7 +16,7 @@ from meshc.ir.program import Buffer, Program
 from meshc.ir.stream import View
 
 # Memory that was never written is NaN in every float type and far out of range as an index.
-POISON = np.uint16(0xFFC1)
+POISON = np.uint16(0xFFF1)
 
 
 class Memory:
@@ -140,33 +141,46 @@ def load(
 
 
 def collect(program: Program, memories: Mapping[Coord, Memory]) -> dict[str, np.ndarray]:
-    """The program's outputs. Where lanes that should hold the same elements differ, the one that
-    is farthest from the first one's counts, so that a wrong copy shows."""
+    """The program's outputs. Elements that lanes should agree on but do not (by more than
+    rounding) become NaN, or the smallest integer, so that a wrong copy shows."""
     outputs = {}
     for name, buffer_name, region_name, layer in program.outputs:
         buffer, region = program.buffers[buffer_name], program.regions[region_name]
         grid = (region.rows, region.cols)
         whole = np.zeros(buffer.shape, NUMPY[buffer.dtype])
-        first = np.zeros_like(whole)
         seen = np.zeros(buffer.shape, bool)
-        distance = np.zeros(buffer.shape)
+        spread = np.zeros(buffer.shape)
         for r in range(region.rows):
             for c in range(region.cols):
                 where = lane_slices(buffer, (r, c), grid)
-                view = lane_view(buffer, layer, (r, c), grid)
-                part = memories[region.core(r, c)].view(view)
-                fresh = ~seen[where]
-                first[where] = np.where(fresh, part, first[where])
-                whole[where] = np.where(fresh, part, whole[where])
+                part = memories[region.core(r, c)].view(lane_view(buffer, layer, (r, c), grid))
+                whole[where] = np.where(seen[where], whole[where], part)
                 seen[where] = True
-                apart = np.abs(part.astype(np.float64) - first[where].astype(np.float64))
-                same = part == first[where]
-                apart = np.where(same, 0, np.nan_to_num(apart, nan=np.inf))
-                farther = apart > distance[where]
-                whole[where] = np.where(farther, part, whole[where])
-                distance[where] = np.maximum(apart, distance[where])
+                spread[where] = np.maximum(spread[where], _apart(part, whole[where]))
         if not seen.all():
             raise InvariantError(f"No lane of region '{region_name}' holds all of output '{name}'.")
-        dtype = program.tensor_dtypes.get(buffer.tensor, buffer.dtype)
-        outputs[name] = whole.astype(NUMPY[dtype], copy=False)
+        dtype = NUMPY[program.tensor_dtypes.get(buffer.tensor, buffer.dtype)]
+        outputs[name] = _disown(whole, spread).astype(dtype, copy=False)
     return outputs
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Distances between elements; NaN is at one place with itself and far from all else."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore"):
+        return np.where(same, 0, np.nan_to_num(np.abs(x - y), nan=np.inf))
+
+
+def _disown(whole: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """Mark elements whose copies are further apart than replicas that add in another order."""
+    if not spread.any():
+        return whole
+    if whole.dtype.kind in "iub":
+        low = False if whole.dtype.kind == "b" else np.iinfo(whole.dtype).min
+        return np.where(spread > 0, whole.dtype.type(low), whole)
+    finite = np.abs(whole.astype(np.float64))
+    scale = finite[np.isfinite(finite)].max(initial=0)
+    eps = float(ml_dtypes.finfo(whole.dtype).eps)  # type: ignore[no-untyped-call]
+    allowed = max(4 * eps, 1e-4) * scale
+    return np.where(spread > allowed, whole.dtype.type(np.nan), whole)

@@ -1,0 +1,18 @@
+"""The ONNX importer: the only part of meshc that knows ONNX and ONNX Runtime."""
+
+from meshc.frontend.bind import Bound, TensorData, bind
+from meshc.frontend.binding import workloads
+from meshc.frontend.oracle import run_oracle
+from meshc.frontend.reader import Model, load_model
+from meshc.frontend.table import operator_table
+
+__all__ = [
+    "Bound",
+    "Model",
+    "TensorData",
+    "bind",
+    "load_model",
+    "operator_table",
+    "run_oracle",
+    "workloads",
+]

@@ -87,8 +87,6 @@ def log_softmax(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [b.apply("sub", low, b.apply("log", total, suffix="log"), suffix="out")]
 
 
-
-
 TABLE: dict[tuple[str, str], Lowering] = {
     ("", "MatMul"): matmul,
     ("", "Gemm"): gemm,

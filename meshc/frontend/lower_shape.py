@@ -252,9 +252,7 @@ def gather(b: Builder, call: Call, x: Values) -> list[Value | None]:
         kept = [i for i in range(data.rank) if i != axis]
         return [b.reshape(one, [one.shape[i] for i in kept], [one.labels[i] for i in kept])]
     if low < 0:
-        indices = b.value(
-            _positive(indices, size), f"{b.scope}.indices", indices.labels
-        )
+        indices = b.value(_positive(indices, size), f"{b.scope}.indices", indices.labels)
     return [b.gather(data, indices, axis)]
 
 
@@ -264,8 +262,6 @@ def _positive(indices: Value, size: int):  # type: ignore[no-untyped-def]
     const = indices.const
     assert const is not None
     return Const.of(const.array() % size, const.dtype, const.origin)
-
-
 
 
 TABLE: dict[tuple[str, str], Lowering] = {

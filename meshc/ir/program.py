@@ -124,6 +124,17 @@ class Transfer:
 Instruction = Compute | Reduce | Broadcast | Transfer
 
 
+def buffers_of(i: Instruction) -> tuple[str, ...]:
+    """Names of the buffers that an instruction reads or writes."""
+    if isinstance(i, Compute):
+        return (*i.inputs, i.output)
+    if isinstance(i, Reduce):
+        return (i.buffer, *i.scratch)
+    if isinstance(i, Broadcast):
+        return (i.buffer,)
+    return (i.source, i.destination)
+
+
 @dataclass(frozen=True)
 class Run:
     """Run `body` on `region` for layers [first, last) of `segment`; `base` is the index of the

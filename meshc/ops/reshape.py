@@ -57,13 +57,14 @@ def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
         outer_in = [i for i in left if t.shape[i] > 1]
         outer_out = [j for j in right if output.shape[j] > 1]
         if not outer_in or not outer_out:
+            # Keeps the numbering of dimensions the same for batches and prompts of one.
+            dims.append(IterDim(f"d{len(dims)}", 1, "parallel"))
             continue
         i, j = outer_in[0], outer_out[0]
         a, b = t.shape[i], output.shape[j]
         units = gcd(a, b)
         if max(a, b) % min(a, b):  # neither divides the other: no common contiguous part
-            continue
-        if units == 1:
+            dims.append(IterDim(f"d{len(dims)}", 1, "parallel"))
             continue
         dims.append(IterDim(f"d{len(dims)}", units, "parallel"))
         uses_in[i] = Use(len(dims) - 1, a // units)

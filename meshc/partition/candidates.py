@@ -3,7 +3,7 @@ dimensions that its record allows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -180,3 +180,42 @@ def _undominated(full: Graph, op: Op, found: list[Candidate]) -> list[Candidate]
         if not any(seen(k) == seen(c) and k.resident <= c.resident for k in kept):
             kept.append(c)
     return kept
+
+
+def resize(graph: Graph, op: Op, plan: OpPlan, rows: int, cols: int) -> OpPlan:
+    """The plan of an op for tensors of other sizes, with the same assignment.
+
+    Dimensions that have become single elements, or that the op no longer has, stay whole.
+    """
+    operands = [graph.tensors[n] for n in (*op.inputs, op.output)]
+    before = (*plan.inputs, plan.output)
+    after = [
+        resize_layout(layout, t.shape, rows, cols)
+        for layout, t in zip(before, operands, strict=True)
+    ]
+    s = space(op, operands[:-1], operands[-1])
+    per_dim: list[tuple[Axis, ...]] = [()] * len(s.dims)
+    for axis, dim in zip(AXES, plan.assignment, strict=True):
+        if dim is not None and dim < len(s.dims):
+            per_dim[dim] = (*per_dim[dim], axis)
+    for number, (uses, layout, t) in enumerate(
+        zip((*s.inputs, s.output), before, operands, strict=True)
+    ):
+        splits = []
+        for d, (use, old) in enumerate(zip(uses, layout.splits, strict=True)):
+            if not old.axes or use.dim is None or old.cyclic:
+                splits.append(after[number].splits[d] if old.cyclic else WHOLE)
+            else:
+                splits.append(split(t.shape[d], per_dim[use.dim], rows, cols, use.unit))
+        after[number] = Layout(tuple(splits))
+    return replace(plan, inputs=tuple(after[:-1]), output=after[-1])
+
+
+def resize_layout(layout: Layout, shape: tuple[int, ...], rows: int, cols: int) -> Layout:
+    """A layout over the same axes for a tensor of another size."""
+    return Layout(
+        tuple(
+            old if old.cyclic or not old.axes else split(n, old.axes, rows, cols)
+            for old, n in zip(layout.splits, shape, strict=True)
+        )
+    )

@@ -1,0 +1,467 @@
+"""The command line. Heavy modules are imported inside the commands, so that --help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshc import __version__
+from meshc.errors import InputError, MeshcError, VerificationError
+
+STAGE_NAMES = ("import", "partition", "place", "emit", "route")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one sentence, with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        text = message[0].upper() + message[1:]
+        self.exit(2, f"{text.rstrip('.')}; see {self.prog} --help.\n")
+
+
+def _grid(text: str) -> tuple[int, int]:
+    rows, x, cols = text.lower().partition("x")
+    if not x or not rows.isdigit() or not cols.isdigit() or not int(rows) or not int(cols):
+        raise argparse.ArgumentTypeError(f"'{text}' is not ROWSxCOLS, such as 8x8")
+    return int(rows), int(cols)
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(" ", "").split(",") if part]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a list of token ids, such as 1,2,3"
+        ) from None
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE")
+    return key, value
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    key, value = _assignment(text)
+    if not value.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=N with a whole number N")
+    return key, int(value)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 0")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = _Parser(
+        prog="meshc",
+        description="Map an ONNX LLM onto a mesh of cores with private SRAM, run it on an "
+        "emulator, and prove the result.",
+        epilog="Example: meshc compile examples/llama-tiny.onnx --chip test8x8 -o out && "
+        "meshc run out --verify && meshc viz out",
+    )
+    top.add_argument("--version", action="version", version=f"meshc {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, help_: str, **more: Any) -> argparse.ArgumentParser:
+        p = commands.add_parser(name, help=help_, description=help_, **more)
+        p.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        p.add_argument("--quiet", action="store_true", help="no progress and no summary")
+        return p
+
+    c = add("compile", "Compile a model for a chip.")
+    c.add_argument("model", metavar="MODEL.onnx")
+    c.add_argument("--chip", required=True, help="a name from 'meshc chips' or a TOML file")
+    c.add_argument("-o", "--output", required=True, metavar="OUT", help="output folder")
+    c.add_argument("--phase", choices=("prefill", "decode", "both"))
+    c.add_argument("--batch", type=int, metavar="N", help="sequences (default 1)")
+    c.add_argument("--prompt", type=int, metavar="N", help="new tokens of a prefill (default 16)")
+    c.add_argument("--context", type=int, metavar="N", help="tokens cached before the step")
+    c.add_argument("--max-context", type=int, metavar="N", help="cached tokens to reserve for")
+    c.add_argument("--decode-model", metavar="F", help="the decode graph, if exported apart")
+    c.add_argument(
+        "--dim",
+        type=_dimension,
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="bind another symbolic dimension (repeatable)",
+    )
+    c.add_argument("--dtype", default="keep", help="storage of weights (this version: keep)")
+    c.add_argument("--kv-dtype", default="keep", help="storage of the cache (this version: keep)")
+    c.add_argument("--strategy", default="auto")
+    c.add_argument(
+        "--set",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the strategy (repeatable)",
+    )
+    c.add_argument("--grid", type=_grid, metavar="RxC", help="only this rectangle of cores")
+    c.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the chip spec (repeatable)",
+    )
+    c.add_argument("--solver", choices=("ilp", "greedy", "anneal"), default="ilp")
+    c.add_argument("--gap", type=_positive, default=0.01, help="relative gap to stop at")
+    c.add_argument(
+        "--time-limit", type=_positive, default=10.0, metavar="S", help="seconds for each solve"
+    )
+    c.add_argument("--seed", type=int, default=0)
+    c.add_argument(
+        "--until",
+        choices=STAGE_NAMES,
+        metavar="STAGE",
+        help="stop after this stage: " + ", ".join(STAGE_NAMES),
+    )
+    c.add_argument("--dump", action="store_true", help="write each stage's text dump to OUT")
+    c.add_argument(
+        "--dynamic-mask", action="store_true", help="keep masks and positions as run-time inputs"
+    )
+    c.set_defaults(run=_compile)
+
+    r = add("run", "Emulate a compiled model; writes report.json.")
+    r.add_argument("output", metavar="OUT")
+    r.add_argument("--verify", action="store_true", help="carry tensors, compare with the oracle")
+    r.add_argument("--inputs", metavar="FILE.npz", help="carry these tensors; writes outputs.npz")
+    r.add_argument("--tokens", type=int, metavar="N", help="decode N steps, the cache growing")
+    r.add_argument("--trace", metavar="FILE", help="write a Chrome / Perfetto trace")
+    r.add_argument("--engine", choices=("cores", "lanes"), default="cores")
+    r.set_defaults(run=_run)
+
+    g = add("generate", "Prefill, then greedy decode, on the emulated chip.")
+    g.add_argument("output", metavar="OUT")
+    g.add_argument("--ids", type=_ids, required=True, metavar="1,2,3", help="the prompt's ids")
+    g.add_argument("--tokens", type=int, default=8, metavar="N")
+    g.add_argument("--engine", choices=("cores", "lanes"), default="cores")
+    g.set_defaults(run=_generate)
+
+    v = add("viz", "Draw placement, SRAM, utilization, links and timeline of a run.")
+    v.add_argument("output", metavar="OUT")
+    v.add_argument("-o", "--dest", metavar="DIR", help="folder for the pictures (default OUT)")
+    v.set_defaults(run=_viz)
+
+    h = add("chips", "List the shipped chip specs, or show one.")
+    h.add_argument("name", nargs="?")
+    h.set_defaults(run=_chips)
+
+    o = add("ops", "List the operators of a model and whether meshc has them.")
+    o.add_argument("model", metavar="MODEL.onnx")
+    o.set_defaults(run=_ops)
+
+    d = add("disasm", "Print one core's own instructions.")
+    d.add_argument("output", metavar="OUT")
+    d.add_argument("--core", required=True, metavar="R,C")
+    d.add_argument("--phase", choices=("prefill", "decode"))
+    d.set_defaults(run=_disasm)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    args = parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except MeshcError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        if error.exit_code == 1:
+            raise
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("Interrupted; nothing was left half-written.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _say(args: argparse.Namespace) -> tuple[Any, Callable[[str], None]]:
+    """A context and a function that shows progress, on stderr when it is a terminal."""
+    if args.quiet or args.json or not sys.stderr.isatty():
+        return nullcontext(), lambda text: None
+    from rich.console import Console
+
+    status = Console(stderr=True).status("starting")
+    return status, lambda text: status.update(text)
+
+
+def _emit_json(value: Any) -> None:
+    print(json.dumps(value, allow_nan=False))
+
+
+def _peak_rss_bytes() -> int:
+    import resource
+
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def _engine(name: str) -> str:
+    if name == "lanes":
+        raise InputError("Engine 'lanes' is not available in this version; use --engine cores.")
+    return name
+
+
+def _compile(args: argparse.Namespace) -> int:
+    from meshc import store
+    from meshc.ir.compiled import CompileOptions
+    from meshc.pipeline import compile as compile_model
+
+    for flag, value in (("--dtype", args.dtype), ("--kv-dtype", args.kv_dtype)):
+        if value != "keep":
+            raise InputError(
+                f"{flag} {value} is not available in this version; leave it out to keep the "
+                "model's own types."
+            )
+    if args.set:
+        raise InputError(
+            f"--set {args.set[0][0]} is not an option of strategy '{args.strategy}'; leave it out."
+        )
+    out = Path(args.output)
+    store.check_target(out)
+    options = CompileOptions(
+        chip=args.chip,
+        overrides=tuple(args.override),
+        phase=args.phase,
+        batch=args.batch,
+        prompt=args.prompt,
+        context=args.context,
+        max_context=args.max_context,
+        decode_model=args.decode_model,
+        dims=tuple(args.dim),
+        strategy=args.strategy,
+        settings=tuple(args.set),
+        grid=args.grid,
+        solver=args.solver,
+        gap=args.gap,
+        time_limit=args.time_limit,
+        seed=args.seed,
+        dynamic_mask=args.dynamic_mask,
+    )
+    began = time.perf_counter()
+    status, say = _say(args)
+    dumps: dict[str, str] | None = {} if args.dump else None
+    with status:
+        compiled = compile_model(args.model, options, progress=say, until=args.until, dumps=dumps)
+    with store.whole_folder(out) as folder:
+        store.mark(folder)
+        if compiled is not None:
+            store.save_compiled(compiled, folder)
+        for name, text in (dumps or {}).items():
+            store.write_whole(folder / f"{name}.txt", text.encode())
+    from meshc import summary
+
+    record = summary.compile_record(
+        compiled, out, time.perf_counter() - began, _peak_rss_bytes(), sorted(dumps or {})
+    )
+    if args.json:
+        _emit_json(record)
+    elif not args.quiet:
+        summary.print_compiled(compiled, record)
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from meshc import store, summary
+    from meshc.measure import measure
+    from meshc.run import decode_steps, feeds_from_file, run_phase, verify_phase
+
+    out = Path(args.output)
+    engine = _engine(args.engine)
+    compiled = store.open_compiled(out)
+    if args.tokens is not None and args.tokens < 1:
+        raise InputError(f"--tokens {args.tokens} is below 1; ask for at least one step.")
+    traces: dict[str, Any] = {}
+    verified: dict[str, Any] = {}
+    given: tuple[str, dict[str, Any]] | None = None
+    began = time.perf_counter()
+    status, say = _say(args)
+    with status:
+        if args.inputs:
+            given = feeds_from_file(Path(args.inputs), compiled)
+        steps = decode_steps(compiled, args.tokens, engine=engine, say=say) if args.tokens else []
+        for phase in compiled.phases:
+            say(f"emulate {phase}")
+            spans = args.trace is not None
+            if args.verify or (given and given[0] == phase):
+                feeds = given[1] if given and given[0] == phase else None
+                result = verify_phase(
+                    compiled,
+                    phase,
+                    feeds=feeds,
+                    engine=engine,
+                    core_spans=spans,
+                    check=args.verify,
+                )
+                traces[phase] = (result.trace, result.free)
+                if result.verify is not None:
+                    verified[phase] = result.verify
+            else:
+                traces[phase] = run_phase(compiled, phase, engine=engine, core_spans=spans)
+    report = measure(
+        traces,
+        compiled,
+        emulate_seconds=time.perf_counter() - began,
+        peak_rss_bytes=_peak_rss_bytes(),
+        verify=summary.merge_verified(verified),
+    )
+    if steps:
+        cycles = [t.cycles for _, t in steps]
+        report["steps"] = [{"context": c, "latency_cycles": t.cycles} for c, t in steps]
+        report["tpot_s"] = sum(cycles) / len(cycles) / compiled.chip.clock_hz
+    if given:
+        outputs = traces[given[0]][0].outputs
+        store.write_arrays(out / "outputs.npz", outputs)
+    for phase, (trace, _) in traces.items():
+        store.write_trace(out, phase, trace, compiled)
+    store.write_json(out / store.REPORT, report)
+    if args.trace:
+        store.write_chrome_trace(Path(args.trace), {p: t for p, (t, _) in traces.items()}, compiled)
+    if args.json:
+        _emit_json(report)
+    elif not args.quiet:
+        summary.print_report(report)
+    if report["verify"] and not report["verify"]["passed"]:
+        raise VerificationError(summary.failure(report["verify"]))
+    return 0
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from meshc import store
+    from meshc.run import Generated, generate
+
+    engine = _engine(args.engine)
+    compiled = store.open_compiled(Path(args.output))
+    clock = compiled.chip.clock_hz
+
+    def show(g: Generated) -> None:
+        if not args.json and not args.quiet:
+            kind = "first token" if g.phase == "prefill" else "token"
+            micro = g.cycles / clock * 1e6
+            print(f"{kind} {g.token}  {g.cycles:,.0f} cycles  {micro:,.2f} µs", flush=True)
+
+    found = generate(compiled, args.ids, args.tokens, engine=engine, say=show)
+    ids = [g.token for g in found]
+    if args.json:
+        _emit_json(
+            {
+                "prompt": args.ids,
+                "ids": ids,
+                "latency_cycles": [g.cycles for g in found],
+                "latency_s": [g.cycles / clock for g in found],
+            }
+        )
+    else:
+        print(",".join(map(str, ids)))
+    return 0
+
+
+def _viz(args: argparse.Namespace) -> int:
+    from meshc import store
+
+    out = Path(args.output)
+    store.open_compiled(out)
+    if not (out / store.REPORT).exists():
+        raise InputError(
+            f"Folder '{out}' has no {store.REPORT} yet; run it first: meshc run {out}."
+        )
+    draw = store.viz_module().draw
+    files = draw(out, Path(args.dest) if args.dest else None)
+    if args.json:
+        _emit_json({"files": [str(f) for f in files]})
+    elif not args.quiet:
+        for f in files:
+            print(f)
+    return 0
+
+
+def _chips(args: argparse.Namespace) -> int:
+    from meshc import chips, summary
+
+    if args.name:
+        spec = chips.load_chip(args.name)
+        if args.json:
+            from meshc.ir import codec
+
+            _emit_json({"chip": codec.encode(spec), "sources": chips.chip_sources(args.name)})
+        else:
+            print(chips.chip_text(args.name), end="")
+        return 0
+    specs = [chips.load_chip(n) for n in chips.chip_names()]
+    if args.json:
+        _emit_json({"chips": [summary.chip_record(s) for s in specs]})
+    else:
+        summary.print_chips(specs)
+    return 0
+
+
+def _ops(args: argparse.Namespace) -> int:
+    from meshc import frontend, summary
+
+    rows = frontend.operator_table(frontend.load_model(args.model))
+    bad = [r for r in rows if r[2] == "unsupported"]
+    if args.json:
+        _emit_json({"ops": [{"op": n, "count": c, "status": s} for n, c, s in rows]})
+    elif not args.quiet:
+        summary.print_ops(rows)
+    if bad:
+        names = ", ".join(f"{n} ({c})" for n, c, _ in bad)
+        raise InputError(f"Model '{args.model}' has unsupported operators: {names}.")
+    return 0
+
+
+def _disasm(args: argparse.Namespace) -> int:
+    from meshc import store, summary
+    from meshc.expand import expand
+    from meshc.ir.chip import Coord
+
+    compiled = store.open_compiled(Path(args.output))
+    row, comma, col = args.core.partition(",")
+    if not comma or not row.strip().isdigit() or not col.strip().isdigit():
+        raise InputError(f"--core '{args.core}' is not R,C; give a row and a column, such as 0,1.")
+    core = Coord(int(row), int(col))
+    chip = compiled.chip
+    if core.row >= chip.rows or core.col >= chip.cols:
+        raise InputError(
+            f"Core {core.row},{core.col} is outside of {chip.name}, whose last core is "
+            f"{chip.rows - 1},{chip.cols - 1}."
+        )
+    phases = [args.phase] if args.phase else list(compiled.phases)
+    if args.phase and args.phase not in compiled.phases:
+        raise InputError(f"Phase '{args.phase}' was not compiled; it has {list(compiled.phases)}.")
+    lines = {
+        p: [summary.step_text(s) for s in expand(compiled.phases[p].program, core)] for p in phases
+    }
+    if args.json:
+        _emit_json({"core": [core.row, core.col], "phases": lines})
+        return 0
+    for phase, steps in lines.items():
+        print(f"# {phase}, core {core.row},{core.col}: {len(steps)} instructions")
+        for text in steps:
+            print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

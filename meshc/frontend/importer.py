@@ -1,0 +1,332 @@
+"""Walk an ONNX graph once and lower every node that the outputs need."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshc.errors import InputError
+from meshc.frontend.builder import Builder, Unsupported, Value
+from meshc.frontend.call import Call
+from meshc.frontend.folding import FIXED, Const
+from meshc.frontend.lower_fold import reference
+from meshc.frontend.operators import LOWERINGS
+from meshc.frontend.reader import DTYPES, Model, domain_of, read_tensor
+from meshc.ir.dtypes import NAMES, NUMPY
+
+
+class Poison:
+    """Result of a node that could not be lowered; what reads it is skipped."""
+
+
+POISON = Poison()
+Env = dict[str, "Value | None | Poison"]
+
+
+@dataclass
+class Importer:
+    """Interprets nodes over `Value`s; collects what is not supported instead of stopping."""
+
+    model: Model
+    builder: Builder
+    phase: str
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    weights: dict[str, Value] = field(default_factory=dict)
+    # results of equal calls; the operands are kept so that their ids stay taken
+    results: dict[tuple[Any, ...], tuple[Sequence[Any], Sequence[Any]]] = field(
+        default_factory=dict
+    )
+    parameters: int = 0
+
+    def run(self, env: Env, wanted: Sequence[str]) -> list[Value | Poison | None]:
+        """Values of the graph's outputs, given those of its inputs."""
+        graph = self.model.proto.graph
+        self._nodes(list(graph.node), env, wanted, self.model.opsets, "", {})
+        return [self._look(env, name) for name in wanted]
+
+    def _look(self, env: Env, name: str) -> Value | Poison | None:
+        if not name:
+            return None
+        if name in env:
+            return env[name]
+        if name in self.model.initializers:
+            return self._weight(name)
+        return POISON
+
+    def _weight(self, name: str) -> Value:
+        value = self.weights.get(name)
+        if value is None:
+            tensor = self.model.initializers[name]
+            value = self._tensor(tensor, name)
+            self.weights[name] = value
+            self.parameters += int(np.prod(tensor.dims, dtype=np.int64))
+        return value
+
+    def _tensor(self, tensor: Any, name: str) -> Value:
+        """A TensorProto as a constant; large ones are read when needed."""
+        if tensor.data_type not in DTYPES:
+            raise InputError(
+                f"Weight '{name}' of '{self.model.path.name}' has the ONNX element type "
+                f"{tensor.data_type}, which is not supported; export it in a float type."
+            )
+        size = int(np.prod(tensor.dims, dtype=np.int64))
+        if size <= 64:
+            return self.builder.constant(read_tensor(self.model, tensor), name)
+        const = Const(
+            tuple(int(d) for d in tensor.dims),
+            DTYPES[tensor.data_type],
+            FIXED,
+            lambda: read_tensor(self.model, tensor),
+        )
+        return self.builder.value(const, name)
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def _nodes(
+        self,
+        nodes: Sequence[Any],
+        env: Env,
+        wanted: Iterable[str],
+        opsets: dict[str, int],
+        prefix: str,
+        attrs: dict[str, Any],
+    ) -> None:
+        for i, used in _needed(nodes, wanted, env):
+            node = nodes[i]
+            names = list(node.input)
+            inputs = [self._look(env, n) for n in names]
+            if node.op_type == "If" and not domain_of(node):
+                self._branch(node, env, opsets, prefix, attrs, inputs)
+                continue
+            if any(isinstance(v, Poison) for v in inputs):
+                self._note_unknown(node)
+                env.update((n, POISON) for n in node.output if n)
+                continue
+            operands = [v for v in inputs if not isinstance(v, Poison)]
+            while operands and operands[-1] is None:
+                operands.pop()
+            outputs = self._call(node, operands, used, opsets, prefix, attrs)
+            for name, value in zip(node.output, outputs, strict=False):
+                if name:
+                    env[name] = value
+
+    def _note_unknown(self, node: Any) -> None:
+        key = (domain_of(node), node.op_type)
+        if key not in LOWERINGS and key not in self.model.functions and key[1] != "Constant":
+            self.failures[_label(*key), ""] += 1
+
+    def _call(
+        self,
+        node: Any,
+        inputs: list[Value | None],
+        used: tuple[bool, ...],
+        opsets: dict[str, int],
+        prefix: str,
+        attrs: dict[str, Any],
+    ) -> Sequence[Value | None | Poison]:
+        """Lower one node, or reuse the result of an equal one."""
+        domain, op = domain_of(node), node.op_type
+        protos = [_resolved(a, attrs) for a in node.attribute]
+        protos = [p for p in protos if p is not None]
+        if op == "Constant" and not domain:
+            return [self._constant(protos, node.output[0])]
+        key = (domain, op, used, tuple(p.SerializeToString() for p in protos), *map(id, inputs))
+        if key in self.results:
+            return self.results[key][0]
+        name = prefix + (node.name or next((n for n in node.output if n), op))
+        b = self.builder
+        b.scope, b.source, b.made = name, name, []
+        values = {p.name: _attribute(p) for p in protos}
+        call = Call(domain, op, name, values, opsets.get(domain, 1), used, self.phase)
+        call.extra["protos"] = protos
+        function = self.model.functions.get((domain, op))
+        try:
+            if function is not None:
+                out = self._function(function, node, inputs, name, protos)
+            else:
+                lower = LOWERINGS.get((domain, op), reference)
+                out = lower(b, call, inputs)
+        except Unsupported as error:
+            self.failures[_label(domain, op), str(error)] += 1
+            return [POISON] * len(node.output)
+        if function is None:
+            self._name(out, [prefix + n if n else "" for n in node.output], name)
+        if all(not isinstance(v, Poison) for v in out):
+            self.results[key] = (out, inputs)
+        return out
+
+    def _name(self, out: Sequence[Value | None], names: Sequence[str], node: str) -> None:
+        """Final names: results carry those of the ONNX values, the rest get unique ones."""
+        b = self.builder
+        final: dict[int, str] = {}
+        for value, name in zip(out, names, strict=False):
+            if value is not None and name:
+                final.setdefault(id(value), name)
+        for value in b.made:
+            mine = id(value) in final
+            value.name = b.unique(final[id(value)] if mine else value.name)
+            if value.node is not None:
+                single = mine and len(names) == 1
+                value.node.name = node if single else value.node.name
+        b.made = []
+
+    def _constant(self, protos: Sequence[Any], name: str) -> Value:
+        attr = protos[0]
+        if attr.name == "value":
+            return self._tensor(attr.t, name)
+        value = _attribute(attr)
+        dtype = np.float32 if "float" in attr.name else np.int64
+        return self.builder.constant(np.asarray(value, dtype), name)
+
+    def _branch(
+        self,
+        node: Any,
+        env: Env,
+        opsets: dict[str, int],
+        prefix: str,
+        attrs: dict[str, Any],
+        inputs: Sequence[Any],
+    ) -> None:
+        """An If whose condition is known is replaced by its branch."""
+        condition = inputs[0]
+        if isinstance(condition, Poison) or condition is None or condition.const is None:
+            reason = "with a condition that depends on run-time data"
+            self.failures["If", reason] += 1
+            env.update((n, POISON) for n in node.output if n)
+            return
+        taken = "then_branch" if condition.const.array().reshape(-1)[0] else "else_branch"
+        graph = next(a.g for a in node.attribute if a.name == taken)
+        inner: Env = dict(env)
+        for tensor in graph.initializer:
+            inner[tensor.name] = self._tensor(tensor, prefix + tensor.name)
+        wanted = [o.name for o in graph.output]
+        self._nodes(list(graph.node), inner, wanted, opsets, prefix, attrs)
+        for name, result in zip(node.output, wanted, strict=True):
+            if name:
+                env[name] = self._look(inner, result)
+
+    def _function(
+        self, function: Any, node: Any, inputs: list[Value | None], name: str, protos: Sequence[Any]
+    ) -> list[Value | None | Poison]:
+        """Interpret a function that is local to the model."""
+        env: Env = {n: None for n in function.input}
+        env.update(zip(function.input, inputs, strict=False))
+        given = {p.name: p for p in getattr(function, "attribute_proto", ())}
+        given.update({p.name: p for p in protos})
+        opsets = {domain_of(o): int(o.version) for o in function.opset_import}
+        wanted = list(function.output)
+        self._nodes(list(function.node), env, wanted, opsets, f"{name}/", given)
+        return [self._look(env, n) for n in wanted]
+
+    # -- errors -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise one InputError that lists everything that could not be lowered."""
+        if not self.failures:
+            return
+        unknown = {op: n for (op, why), n in self.failures.items() if not why}
+        limited = [(op, why, n) for (op, why), n in self.failures.items() if why]
+        parts = []
+        if unknown:
+            listed = ", ".join(f"'{op}' ({_nodes_text(n)})" for op, n in sorted(unknown.items()))
+            parts.append(f"Operators {listed} are not supported")
+        for op, why, n in sorted(limited):
+            parts.append(f"operator '{op}' {why} ({_nodes_text(n)}) is not supported")
+        text = "; ".join(parts)
+        raise InputError(
+            f"Model '{self.model.path.name}': {text[0].lower() + text[1:]}; export it without them "
+            "('meshc ops' lists what is supported)."
+        )
+
+
+def _nodes_text(n: int) -> str:
+    return f"{n} node" + ("s" if n != 1 else "")
+
+
+def _label(domain: str, op: str) -> str:
+    return f"{domain}:{op}" if domain else op
+
+
+def _needed(
+    nodes: Sequence[Any], wanted: Iterable[str], env: Env
+) -> list[tuple[int, tuple[bool, ...]]]:
+    """Indices of the nodes that make `wanted`, in an order in which operands come first, with
+    which of their outputs are used."""
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    reads = [_reads(node) for node in nodes]
+    used: set[str] = set(wanted)
+    seen: set[int] = set()
+    stack = [maker[n] for n in used if n in maker]
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        for name in reads[i]:
+            used.add(name)
+            if name in maker and maker[name] not in seen:
+                stack.append(maker[name])
+    order: list[int] = sorted(seen)
+    if any(maker.get(n, -1) >= i for i in order for n in reads[i]):
+        order = _sorted(order, reads, maker)
+    return [(i, tuple(n in used for n in nodes[i].output)) for i in order]
+
+
+def _reads(node: Any) -> list[str]:
+    names = [n for n in node.input if n]
+    for attr in node.attribute:
+        if attr.HasField("g"):
+            inner = {t.name for t in attr.g.initializer} | {
+                n for x in attr.g.node for n in x.output
+            }
+            for x in attr.g.node:
+                names += [n for n in _reads(x) if n not in inner]
+            names += [o.name for o in attr.g.output if o.name not in inner]
+    return names
+
+
+def _sorted(order: list[int], reads: list[list[str]], maker: dict[str, int]) -> list[int]:
+    """Topological order of nodes that are stored out of order."""
+    done: list[int] = []
+    state: dict[int, int] = {}
+    for root in order:
+        stack = [(root, False)]
+        while stack:
+            i, ready = stack.pop()
+            if ready:
+                done.append(i)
+                continue
+            if i in state:
+                continue
+            state[i] = 1
+            stack.append((i, True))
+            stack += [(maker[n], False) for n in reversed(reads[i]) if n in maker]
+    return done
+
+
+def _resolved(attr: Any, given: dict[str, Any]) -> Any:
+    """An attribute with a function's reference replaced by what the caller gave."""
+    if not attr.ref_attr_name:
+        return attr
+    source = given.get(attr.ref_attr_name)
+    if source is None:
+        return None
+    copy = type(attr)()
+    copy.CopyFrom(source)
+    copy.name = attr.name
+    return copy
+
+
+def _attribute(attr: Any) -> Any:
+    from onnx import helper, numpy_helper
+
+    value = helper.get_attribute_value(attr)
+    if attr.HasField("t"):
+        if attr.t.data_type in DTYPES and NUMPY[DTYPES[attr.t.data_type]] in NAMES:
+            return np.asarray(numpy_helper.to_array(attr.t)).astype(NUMPY[DTYPES[attr.t.data_type]])
+        return None
+    return value

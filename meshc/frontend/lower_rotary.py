@@ -1,0 +1,155 @@
+"""Rotary position embedding: slices, maps and a concat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshc.errors import InputError
+from meshc.frontend.builder import Builder, Unsupported, Value
+from meshc.frontend.call import Call, Lowering, need, optional
+from meshc.frontend.folding import FIXED
+
+Values = Sequence[Value | None]
+
+
+def rotate(b: Builder, x: Value, cos: Value, sin: Value, interleaved: bool, tag: str = "") -> Value:
+    """Rotate pairs of the last dimension of x; cos and sin broadcast to x with half as many.
+
+    The pairs are (i, i + half) or, interleaved, (2i, 2i + 1). Elements of x behind the rotated
+    ones (partial rotary) pass unchanged.
+    """
+    half, size = cos.shape[-1], x.shape[-1]
+    last = x.rank - 1
+    if interleaved:
+        first = b.slice(x, last, 0, half, FIXED, 2, suffix=f"{tag}even")
+        second = b.slice(x, last, 1, half, FIXED, 2, suffix=f"{tag}odd")
+    else:
+        first = b.slice(x, last, 0, half, FIXED, suffix=f"{tag}low")
+        second = b.slice(x, last, half, half, FIXED, suffix=f"{tag}high")
+    d = x.dtype
+
+    def turn(fn: str, p: Value, q: Value, suffix: str) -> Value:
+        steps: list[tuple[Any, ...]] = [
+            ("mul", (("in", 0), ("in", 2)), d),
+            ("mul", (("in", 1), ("in", 3)), d),
+            (fn, (("step", 0), ("step", 1)), d),
+        ]
+        return b.map(steps, [p, q, cos, sin], tag + suffix)
+
+    left = turn("sub", first, second, "cosine")
+    right = turn("add", second, first, "sine")
+    if interleaved:
+        pairs = b.concat(
+            [b.insert_axis(left, x.rank, f"{tag}l"), b.insert_axis(right, x.rank, f"{tag}r")],
+            x.rank,
+            f"{tag}pairs",
+        )
+        out = b.reshape(pairs, (*x.shape[:-1], 2 * half), (*x.labels[:-1], FIXED), f"{tag}merge")
+        if 2 * half == size:
+            return out
+        parts = [out]
+    else:
+        parts = [left, right]
+    if 2 * half < size:
+        parts.append(b.slice(x, last, 2 * half, size - 2 * half, FIXED, suffix=f"{tag}rest"))
+    return b.concat(parts, last, f"{tag}rotated")
+
+
+def table_rows(b: Builder, table: Value, positions: Value, suffix: str) -> Value:
+    """Rows of a cosine or sine table, checked against its size."""
+    if positions.const is not None:
+        top = int(positions.const.array().max(initial=0))
+        if top >= table.shape[0]:
+            raise InputError(
+                f"Node '{b.scope}' needs position {top} of the table '{table.name}', which has "
+                f"{table.shape[0]} rows; lower --context, --prompt or --max-context."
+            )
+    return b.gather(table, positions, 0, suffix)
+
+
+def split_heads(b: Builder, x: Value, heads: int, suffix: str) -> Value:
+    """[B, S, H·D] → [B, S, H, D]."""
+    if heads <= 0 or x.shape[2] % heads:
+        raise Unsupported(f"of width {x.shape[2]} with {heads} heads")
+    return b.reshape(
+        x,
+        (*x.shape[:2], heads, x.shape[2] // heads),
+        (*x.labels[:2], FIXED, FIXED),
+        suffix,
+    )
+
+
+def merge_heads(b: Builder, x: Value, suffix: str) -> Value:
+    """[B, S, H, D] → [B, S, H·D]."""
+    return b.reshape(x, (*x.shape[:2], x.shape[2] * x.shape[3]), (*x.labels[:2], FIXED), suffix)
+
+
+def _embed(
+    b: Builder, call: Call, x: Value, cos: Value, sin: Value, heads: int, interleaved: bool
+) -> Value:
+    """cos and sin [B or 1, S, half]; x [B, S, H·D] or [B, H, S, D]."""
+    axis = 2 if x.rank == 3 else 1
+    wide = split_heads(b, x, heads, "heads") if x.rank == 3 else x
+    cos, sin = b.insert_axis(cos, axis, "cos"), b.insert_axis(sin, axis, "sin")
+    if cos.dtype != wide.dtype:
+        cos, sin = b.cast(cos, wide.dtype), b.cast(sin, wide.dtype)
+    out = rotate(b, wide, cos, sin, interleaved)
+    return merge_heads(b, out, "merge") if x.rank == 3 else out
+
+
+def _half(b: Builder, table: Value, half: int, suffix: str) -> Value:
+    """The first `half` columns, where the table is wider than what is rotated."""
+    if half == table.shape[-1]:
+        return table
+    return b.slice(table, table.rank - 1, 0, half, FIXED, suffix=suffix)
+
+
+def rotary(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    """ai.onnx RotaryEmbedding (opset 23): X, cos, sin, position_ids."""
+    v, cos, sin = need(x, 0), need(x, 1), need(x, 2)
+    positions = optional(x, 3)
+    if positions is not None:
+        cos, sin = table_rows(b, cos, positions, "cos"), table_rows(b, sin, positions, "sin")
+    dim = int(call.attr("rotary_embedding_dim", 0))
+    if dim:
+        cos, sin = _half(b, cos, dim // 2, "cos.cut"), _half(b, sin, dim // 2, "sin.cut")
+    heads = int(call.attr("num_heads", 0))
+    return [_embed(b, call, v, cos, sin, heads, bool(call.attr("interleaved", 0)))]
+
+
+def contrib_rotary(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    """com.microsoft RotaryEmbedding: X, position_ids ([B, S] or one offset), cos, sin tables."""
+    v, positions, cos, sin = need(x, 0), need(x, 1), need(x, 2), need(x, 3)
+    if float(call.attr("scale", 1.0)) != 1.0:
+        raise Unsupported("with a scale")
+    if call.attr("is_packed_batching", 0):
+        raise Unsupported("with packed batching")
+    tokens = v.shape[1] if v.rank == 3 else v.shape[2]
+    label = v.labels[1] if v.rank == 3 else v.labels[2]
+    if positions.rank == 1:
+        steps = b.value(_range(tokens), f"{b.scope}.range", (label,))
+        shifted = b.apply("add", positions, steps, suffix="positions")
+        positions = b.reshape(shifted, (1, tokens), (FIXED, label), "positions.row")
+    heads = int(call.attr("num_heads", 0))
+    dim = int(call.attr("rotary_embedding_dim", 0))
+    if v.rank == 3 and not heads:
+        if dim:
+            raise Unsupported("with rotary_embedding_dim and without num_heads")
+        heads = v.shape[2] // (2 * cos.shape[1])
+    cos, sin = table_rows(b, cos, positions, "cos"), table_rows(b, sin, positions, "sin")
+    return [_embed(b, call, v, cos, sin, heads, bool(call.attr("interleaved", 0)))]
+
+
+def _range(n: int):  # type: ignore[no-untyped-def]
+    from meshc.frontend.folding import MIXED, Const
+
+    return Const.of(np.arange(n, dtype=np.int64), "int64", MIXED)
+
+
+TABLE: dict[tuple[str, str], Lowering] = {
+    ("", "RotaryEmbedding"): rotary,
+    ("com.microsoft", "RotaryEmbedding"): contrib_rotary,
+}

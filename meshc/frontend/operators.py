@@ -1,0 +1,25 @@
+"""All operators that meshc can lower, by (domain, type)."""
+
+from __future__ import annotations
+
+from meshc.frontend import (
+    lower_attention,
+    lower_elementwise,
+    lower_fold,
+    lower_matmul,
+    lower_norm,
+    lower_rotary,
+    lower_shape,
+)
+from meshc.frontend.call import Lowering
+
+LOWERINGS: dict[tuple[str, str], Lowering] = {
+    **lower_elementwise.TABLE,
+    **lower_shape.TABLE,
+    **lower_matmul.TABLE,
+    **lower_norm.TABLE,
+    **lower_rotary.TABLE,
+    **lower_attention.TABLE,
+    **lower_fold.TABLE,
+}
+CONTROL = frozenset([("", "Constant"), ("", "If")])

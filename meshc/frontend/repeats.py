@@ -1,0 +1,139 @@
+"""Find the decoder's layers: the run of equal op sequences that covers most of the graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshc.frontend.builder import Node, Value
+
+_CANDIDATES = 24  # periods that are tried
+_SHIFTS = 64  # starts that are tried per run
+
+
+@dataclass
+class Repeat:
+    """ops[start : start + period · count] are `count` equal layers.
+
+    carried: (value read by the first layer, value of the first layer that replaces it).
+    instances: for every value that the first layer reads from outside and that differs by
+    layer, what each layer reads in its place, by the reading op and operand.
+    """
+
+    start: int = 0
+    period: int = 0
+    count: int = 1
+    carried: list[tuple[Value, Value]] = field(default_factory=list)
+    instances: dict[tuple[int, int], tuple[Value, ...]] = field(default_factory=dict)
+
+
+def find_repeats(ops: Sequence[Node], roots: Sequence[Value]) -> Repeat:
+    """The best repeat, or one with count 1 where there is none."""
+    tokens = _tokens(ops)
+    best = Repeat()
+    for covered, period, start, length in _runs(tokens):
+        if covered <= best.period * best.count * (best.count > 1):
+            break
+        count = length // period + 1
+        for shift in range(min(length % period + 1, _SHIFTS)):
+            found = _verify(ops, start + shift, period, count, roots)
+            if found is not None:
+                best = found
+                break
+    return best
+
+
+def _tokens(ops: Sequence[Node]) -> np.ndarray:
+    """A number per op that is equal for ops of equal kind, attributes, shapes and dtypes."""
+    numbers: dict[Hashable, int] = {}
+    out = np.empty(len(ops), np.int64)
+    for i, op in enumerate(ops):
+        operands = tuple((_side(v), v.shape, v.dtype) for v in op.inputs)
+        key = (op.kind, tuple(sorted(op.attrs.items())), operands, op.output.shape, op.output.dtype)
+        out[i] = numbers.setdefault(key, len(numbers))
+    return out
+
+
+def _side(v: Value) -> str:
+    if v.const is not None:
+        return "weight" if v.const.fixed else "constant"
+    return "cache" if v.source == "CACHE" else "value"
+
+
+def _runs(tokens: np.ndarray) -> list[tuple[int, int, int, int]]:
+    """(ops covered, period, start, matching length) of candidate repeats, best first."""
+    last: dict[int, int] = {}
+    gaps: Counter[int] = Counter()
+    for i, t in enumerate(tokens.tolist()):
+        if t in last:
+            gaps[i - last[t]] += 1
+        last[t] = i
+    ranked = sorted(gaps, key=lambda g: (-g * gaps[g], g))[:_CANDIDATES]
+    found = []
+    for period in ranked:
+        equal = tokens[period:] == tokens[:-period]
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], equal.view(np.int8), [0]))))
+        for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            length = end - start
+            if length >= period:
+                found.append(((length // period + 1) * period, period, start, length))
+    return sorted(found, key=lambda f: (-f[0], f[1], f[2]))
+
+
+def _verify(
+    ops: Sequence[Node], start: int, period: int, count: int, roots: Sequence[Value]
+) -> Repeat | None:
+    """Check the wiring of every layer against the first; None where it differs."""
+    position = {id(op.output): i for i, op in enumerate(ops)}
+    end = start + period * count
+    carried: dict[int, tuple[Value, Value]] = {}
+    instances: dict[tuple[int, int], tuple[Value, ...]] = {}
+    steady: set[int] = set()  # values from before that all layers read
+    for j in range(period):
+        first = ops[start + j]
+        for k, a in enumerate(first.inputs):
+            at = position.get(id(a), -1)
+            layers = [ops[start + r * period + j].inputs[k] for r in range(count)]
+            if at >= start:  # made in the layer itself
+                for r, v in enumerate(layers):
+                    if position.get(id(v), -1) != at + r * period:
+                        return None
+                continue
+            if all(v is a for v in layers):
+                steady.add(id(a))
+                continue
+            where = [position.get(id(v), -1) for v in layers[1:]]
+            if a.const is not None or a.source == "CACHE":
+                if any(w >= 0 or v.source == "INPUT" for w, v in zip(where, layers[1:], strict=True)):
+                    return None
+                instances[j, k] = tuple(layers)
+                continue
+            for r, w in enumerate(where):  # carried from the layer before
+                low = start + r * period
+                if not low <= w < low + period or w - r * period != where[0]:
+                    return None
+            pair = (a, ops[where[0]].output)
+            if carried.setdefault(id(a), pair)[1] is not pair[1]:
+                return None
+    if steady & set(carried) or not _leaves_well(ops, start, end, period, carried, roots):
+        return None
+    return Repeat(start, period, count, list(carried.values()), instances)
+
+
+def _leaves_well(
+    ops: Sequence[Node],
+    start: int,
+    end: int,
+    period: int,
+    carried: dict[int, tuple[Value, Value]],
+    roots: Sequence[Value],
+) -> bool:
+    """What follows may read only the last layer's values, and no value that was replaced."""
+    early = {id(op.output) for op in ops[start : end - period]}
+    early |= set(carried)
+    return not any(id(v) in early for op in ops[end:] for v in op.inputs) and not any(
+        id(v) in carried for v in roots
+    )

@@ -1,0 +1,180 @@
+"""Rewrites on the graph under construction that save copies.
+
+None of them looks at a size that depends on the workload, so a graph keeps its ops when the
+batch, the prompt or the context changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshc.frontend.builder import Node, Value
+from meshc.frontend.folding import MIXED
+
+MOVES = ("transpose", "reshape", "expand")
+
+
+@dataclass
+class Net:
+    """The values that leave the graph, by the model's output names; everything else hangs on
+    them."""
+
+    roots: list[tuple[str, Value]]
+
+    def nodes(self) -> list[Node]:
+        """All nodes that the roots need, operands first: depth-first post-order."""
+        done: list[Node] = []
+        seen: set[int] = set()
+        for _, root in self.roots:
+            visit(root, seen, done)
+        return done
+
+    def consumers(self) -> dict[int, list[Node]]:
+        """Readers of each value by its id, one entry per operand."""
+        readers: dict[int, list[Node]] = {}
+        for node in self.nodes():
+            for v in node.inputs:
+                readers.setdefault(id(v), []).append(node)
+        return readers
+
+    def is_root(self, value: Value) -> bool:
+        return any(v is value for _, v in self.roots)
+
+
+def visit(root: Value, seen: set[int], done: list[Node]) -> None:
+    """Append the nodes that `root` needs and `seen` lacks, operands first."""
+    stack: list[tuple[Node, Iterator[Value]]] = []
+    if root.node is not None and id(root.node) not in seen:
+        seen.add(id(root.node))
+        stack.append((root.node, iter(root.node.inputs)))
+    while stack:
+        node, operands = stack[-1]
+        for v in operands:
+            if v.node is not None and id(v.node) not in seen:
+                seen.add(id(v.node))
+                stack.append((v.node, iter(v.node.inputs)))
+                break
+        else:
+            done.append(node)
+            stack.pop()
+
+
+def simplify(net: Net) -> None:
+    """All rewrites, each once."""
+    merge_moves(net)
+    straighten(net)
+    move_scales(net)
+    absorb_transposes(net)
+    merge_moves(net)
+
+
+def merge_moves(net: Net) -> None:
+    """A reshape of a reshape, or a transpose of a transpose, becomes one."""
+    for node in net.nodes():
+        while True:
+            inner = node.inputs[0].node
+            if inner is None or inner.kind != node.kind:
+                break
+            if node.kind == "transpose":
+                perm = tuple(inner.attrs["perm"][p] for p in node.attrs["perm"])
+                if perm == tuple(range(len(perm))):
+                    break
+                node.attrs = {"perm": perm}
+            elif node.kind != "reshape":
+                break
+            node.inputs[0] = inner.inputs[0]
+
+
+def _swaps_last_two(node: Node) -> bool:
+    if node.kind != "transpose":
+        return False
+    rank = node.output.rank
+    return rank >= 2 and node.attrs["perm"] == (*range(rank - 2), rank - 1, rank - 2)
+
+
+def straighten(net: Net) -> None:
+    """reshape(transpose(reshape(x))) that only swaps x's last two dimensions is a transpose."""
+    for node in net.nodes():
+        if node.kind != "reshape":
+            continue
+        turn = node.inputs[0].node
+        if turn is None or not _swaps_last_two(turn):
+            continue
+        first = turn.inputs[0].node
+        if first is None or first.kind != "reshape":
+            continue
+        x, flat, out = first.inputs[0], first.output, node.output
+        if x.rank < 2 or out.rank != x.rank:
+            continue
+        same = x.shape[-2:] == flat.shape[-2:] and x.labels[-2:] == flat.labels[-2:]
+        back = out.shape == (*x.shape[:-2], x.shape[-1], x.shape[-2])
+        if same and back and MIXED not in x.labels[-2:]:
+            rank = x.rank
+            node.kind, node.inputs = "transpose", [x]
+            node.attrs = {"perm": (*range(rank - 2), rank - 1, rank - 2)}
+
+
+def move_scales(net: Net) -> None:
+    """A constant factor on the right operand of a matmul moves to the left one.
+
+    Exporters scale queries and keys alike; on the keys the factor would touch the whole cache
+    at every step and need a second copy of it.
+    """
+    readers = net.consumers()
+
+    def alone(v: Value) -> bool:
+        return len(readers.get(id(v), ())) == 1 and not net.is_root(v)
+
+    for node in net.nodes():
+        if node.kind != "matmul" or node.inputs[0].node is None:
+            continue
+        reader, at, v = node, 1, node.inputs[1]
+        while v.node is not None and v.node.kind in MOVES and alone(v):
+            reader, at, v = v.node, 0, v.node.inputs[0]
+        scale = v.node
+        if scale is None or not alone(v) or v.rank < 3 or not _is_scale(scale):
+            continue
+        left, inner = node.inputs[0], scale.inputs[0]
+        reader.inputs[at] = inner
+        for move in _chain(node.inputs[1], inner):
+            move.output.dtype = inner.dtype
+        moved = Value(v.name, left.shape, left.dtype, left.labels)
+        fn, args, _ = scale.attrs["steps"][0]
+        steps = ((fn, args, left.dtype),)
+        moved.node = Node(scale.name, "map", [left], {"steps": steps}, moved, scale.source)
+        node.inputs[0] = moved
+        readers[id(left)] = [moved.node if n is node else n for n in readers.get(id(left), [])]
+        readers[id(moved)] = [node]
+
+
+def _is_scale(node: Node) -> bool:
+    if node.kind != "map" or len(node.inputs) != 1 or len(node.attrs["steps"]) != 1:
+        return False
+    fn, args, dtype = node.attrs["steps"][0]
+    kinds = [a[0] for a in args]
+    if dtype != node.inputs[0].dtype or sorted(kinds) != ["const", "in"]:
+        return False
+    return bool(fn == "mul" or (fn == "div" and kinds == ["in", "const"]))
+
+
+def _chain(top: Value, bottom: Value) -> Iterator[Node]:
+    v = top
+    while v is not bottom and v.node is not None:
+        yield v.node
+        v = v.node.inputs[0]
+
+
+def absorb_transposes(net: Net) -> None:
+    """A transpose of the last two dimensions that only matmuls read becomes their attribute."""
+    readers = net.consumers()
+    for node in net.nodes():
+        if not _swaps_last_two(node) or net.is_root(node.output):
+            continue
+        if any(r.kind != "matmul" for r in readers.get(id(node.output), [])):
+            continue
+        for reader in {id(r): r for r in readers.get(id(node.output), [])}.values():
+            for i, key in enumerate(("transpose_a", "transpose_b")):
+                if reader.inputs[i] is node.output:
+                    reader.inputs[i] = node.inputs[0]
+                    reader.attrs = {**reader.attrs, key: not reader.attrs[key]}

@@ -1,0 +1,272 @@
+"""Strategy `auto`: the region shape and plan with the least predicted time.
+
+Shapes are tried from small to large. Every shape gets a heuristic plan; exploring stops when
+larger regions have become clearly slower (all-reduces grow with the region's sides, work shrinks
+with its area, so the time has one valley). The best few are solved as integer programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from meshc.errors import DoesNotFitError
+from meshc.ir.chip import ChipSpec
+from meshc.ir.graph import Graph
+from meshc.ir.layout import Layout
+from meshc.ir.plan import Plan, SolveStats, Stage
+from meshc.partition.select import Fixed, Selection, Solver, Space, build, choose
+from meshc.partition.shapes import shapes
+
+FINALISTS = 3
+PATIENCE = 4  # shapes slower than the best so far before the search stops
+
+
+@dataclass(frozen=True)
+class PhaseGraphs:
+    """One phase to plan.
+
+    graph: bound for the step.   full: bound for the longest context.   weight: how often the step
+    runs, relative to the other phases.   digests: weight instance → identity of its content.
+    """
+
+    phase: str
+    graph: Graph
+    full: Graph
+    max_context: int
+    weight: float
+    digests: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags of the planner. grid: only this region shape.   reserve_bytes: SRAM per lane that the
+    memory layout turned out to need beyond the planner's own count."""
+
+    solver: Solver = "ilp"
+    gap: float = 0.01
+    time_limit: float = 10.0
+    seed: int = 0
+    grid: tuple[int, int] | None = None
+    reserve_bytes: int = 0
+    progress: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A region shape with a plan for every phase."""
+
+    rows: int
+    cols: int
+    stages: int
+    spaces: tuple[Space, ...]
+    selections: tuple[Selection, ...]
+    cycles: float
+    stats: tuple[SolveStats, ...]
+
+
+def plan_auto(
+    phases: list[PhaseGraphs], chip: ChipSpec, options: Options
+) -> tuple[dict[str, Plan], list[SolveStats]]:
+    """A plan for every phase, all on regions of one shape with weights and caches in the same
+    layouts. Raises DoesNotFitError when no shape holds the model."""
+    # The phase that runs most decides the layouts of weights and caches.
+    order = sorted(phases, key=lambda p: (p.phase != "decode", p.phase))
+    tried: list[_Trial] = []
+    shortage: list[tuple[float, int, int, int]] = []
+    worse = 0
+    best = float("inf")
+    wanted = [options.grid] if options.grid else shapes(chip)
+    for rows, cols in wanted:
+        trial = _first_fit(order, chip, rows, cols, options, shortage)
+        if trial is None:
+            continue
+        tried.append(trial)
+        if trial.cycles < best:
+            best, worse = trial.cycles, 0
+        elif trial.cycles > 1.05 * best:
+            worse += 1
+            if worse >= PATIENCE:
+                break
+    if not tried:
+        raise DoesNotFitError(_does_not_fit(order, chip, options, shortage))
+    tried.sort(key=lambda t: (t.cycles, t.rows * t.cols, t.rows))
+    final: list[_Trial] = []
+    for trial in tried[: FINALISTS if options.solver != "greedy" else 1]:
+        if final and trial.cycles > 1.5 * final[0].cycles:
+            break
+        if options.progress:
+            options.progress(f"region {trial.rows}x{trial.cols}")
+        solved = _solve(order, chip, trial.rows, trial.cols, trial.stages, options, options.solver)
+        final.append(solved if solved is not None else trial)
+    chosen = min(final, key=lambda t: (t.cycles, t.rows * t.cols))
+    plans = {p.phase: _as_plan(p, s, chosen) for p, s in zip(order, chosen.selections, strict=True)}
+    stats = [s for t in final for s in t.stats]
+    return {p.phase: plans[p.phase] for p in phases}, stats
+
+
+def _layers(phases: list[PhaseGraphs]) -> int:
+    return max(s.repeat for p in phases for s in p.full.segments)
+
+
+def _first_fit(
+    order: list[PhaseGraphs],
+    chip: ChipSpec,
+    rows: int,
+    cols: int,
+    options: Options,
+    shortage: list[tuple[float, int, int, int]],
+) -> _Trial | None:
+    """A heuristic plan with the fewest stages that hold the model."""
+    layers = _layers(order)
+    most = min(layers, chip.cores // (rows * cols)) if options.grid is None else 1
+    stages = 1
+    while stages <= most:
+        per_stage = -(-layers // stages)
+        if -(-layers // per_stage) == stages:
+            trial = _solve(order, chip, rows, cols, stages, options, "greedy", shortage)
+            if trial is not None:
+                return trial
+        stages += 1
+    return None
+
+
+def _solve(
+    order: list[PhaseGraphs],
+    chip: ChipSpec,
+    rows: int,
+    cols: int,
+    stages: int,
+    options: Options,
+    solver: Solver,
+    shortage: list[tuple[float, int, int, int]] | None = None,
+) -> _Trial | None:
+    fixed = Fixed()
+    spaces, selections, stats = [], [], []
+    total = 0.0
+    for p in order:
+        space = build(
+            p.graph,
+            p.full,
+            chip,
+            rows,
+            cols,
+            stages,
+            p.max_context,
+            chip.core.usable_bytes - options.reserve_bytes,
+            fixed=fixed,
+            digests=p.digests,
+        )
+        if space is None:
+            return None
+        if space.least_bytes > chip.core.usable_bytes - options.reserve_bytes:
+            if shortage is not None:
+                shortage.append((space.least_bytes, rows, cols, stages))
+            return None
+        selection, solve_stats = choose(
+            space,
+            solver=solver,
+            gap=options.gap,
+            time_limit=options.time_limit,
+            seed=options.seed,
+        )
+        stats.append(replace(solve_stats, scope=f"{p.phase}, {solve_stats.scope}"))
+        if selection is None:
+            if shortage is not None:
+                shortage.append((_least_peak(space), rows, cols, stages))
+            return None
+        spaces.append(space)
+        selections.append(selection)
+        total += p.weight * selection.cycles
+        fixed = _fix(p, selection, fixed)
+    return _Trial(rows, cols, stages, tuple(spaces), tuple(selections), total, tuple(stats))
+
+
+def _least_peak(space: Space) -> float:
+    """A lower bound of the fullest position's bytes, over all choices."""
+    peak = space.least_bytes
+    for limit in space.problem.limits:
+        peak = max(peak, sum(float(amounts.min()) for _, amounts in limit.terms))
+    return peak
+
+
+def _fix(p: PhaseGraphs, selection: Selection, before: Fixed) -> Fixed:
+    """The weights' and caches' layouts that later phases must keep."""
+    weights: dict[str, Layout] = dict(before.weights)
+    caches: dict[int, Layout] = dict(before.caches)
+    for _, op in p.full.ops():
+        plan = selection.ops[op.name]
+        for name, layout in zip(op.inputs, plan.inputs, strict=True):
+            t = p.full.tensors[name]
+            if t.kind == "WEIGHT":
+                weights.setdefault(p.digests.get(t.instances[0], t.instances[0]), layout)
+        for i, pair in enumerate(p.full.caches):
+            if pair.present == op.output:
+                caches[i] = plan.output
+    return Fixed(weights, caches)
+
+
+def _as_plan(p: PhaseGraphs, selection: Selection, trial: _Trial) -> Plan:
+    return Plan(
+        p.phase,
+        "auto",
+        trial.rows,
+        trial.cols,
+        stages_of(p.graph, trial.stages),
+        selection.ops,
+        selection.carried,
+        selection.cycles,
+    )
+
+
+def stages_of(graph: Graph, count: int) -> tuple[Stage, ...]:
+    """Cut the layers evenly: what comes before them joins the first stage, the rest the last."""
+    runs: list[list[tuple[str, int, int]]] = [[] for _ in range(count)]
+    repeated = [s.name for s in graph.segments if s.repeat > 1]
+    at = 0
+    for segment in graph.segments:
+        if segment.name in repeated and count > 1:
+            size = -(-segment.repeat // count)
+            for i in range(count):
+                first, last = i * size, min((i + 1) * size, segment.repeat)
+                if first < last:
+                    runs[i].append((segment.name, first, last))
+            at = count - 1
+        else:
+            runs[at].append((segment.name, 0, segment.repeat))
+    return tuple(Stage(f"stage{i}", tuple(r)) for i, r in enumerate(runs) if r)
+
+
+def _does_not_fit(
+    order: list[PhaseGraphs],
+    chip: ChipSpec,
+    options: Options,
+    shortage: list[tuple[float, int, int, int]],
+) -> str:
+    """What is too large, by how much, and what would make it fit."""
+    graph = order[0].full
+    usable = chip.core.usable_bytes - options.reserve_bytes
+    model = graph.name
+    weights = sum(t.bytes * len(t.instances) for t in graph.tensors.values() if t.kind == "WEIGHT")
+    where = f"the {options.grid[0]}x{options.grid[1]} grid" if options.grid else chip.name
+    if not shortage:
+        return (
+            f"Model '{model}' does not fit {where}: no rectangle of working cores can run all of "
+            "its operations; use a chip with fewer dead cores."
+        )
+    need, rows, cols, stages = min(shortage, key=lambda s: (max(0.0, s[0] - usable), s[1] * s[2]))
+    scale = need / usable if usable > 0 else float("inf")
+    remedy = f"core.sram_bytes of at least {int(need) + chip.core.reserved_bytes}"
+    context = order[0].max_context
+    kv = sum(
+        graph.tensors[p.present].bytes * len(graph.tensors[p.present].instances)
+        for p in graph.caches
+    )
+    hint = f" (its weights take {weights} bytes and its KV cache of {context} tokens {kv})"
+    return (
+        f"Model '{model}' does not fit {where}: the best mapping found, on "
+        f"{stages} region{'s' if stages > 1 else ''} of {rows}x{cols} cores, needs {int(need)} "
+        f"bytes of SRAM per core where {usable} are usable, {int(need - usable)} too many"
+        f"{hint}; {remedy}, about {scale:.1f} times as many cores, or a shorter "
+        "--max-context or smaller --batch would make it fit."
+    )

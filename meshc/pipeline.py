@@ -1,0 +1,330 @@
+"""The order of the stages: from a model file and a chip to a compiled model.
+
+The only module that knows every stage. `compile` runs them all; `step_program` makes the program
+of another decode step of a compiled model, whose plan, addresses and routes stay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from meshc import frontend
+from meshc.chips import load_chip
+from meshc.emit import emit
+from meshc.emulate import check_chip_runs
+from meshc.errors import DoesNotFitError, InputError
+from meshc.flows import attach, flows
+from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions
+from meshc.ir.graph import Graph
+from meshc.ir.plan import OpPlan, Plan
+from meshc.ir.program import Program
+from meshc.ir.workload import Workload
+from meshc.memory import assign, assign_like
+from meshc.partition import STRATEGIES, Options, PhaseGraphs
+from meshc.partition.candidates import resize, resize_layout
+from meshc.partition.predict import predict
+from meshc.place import Block, Net, place
+from meshc.route import route
+
+STAGES = ("import", "partition", "place", "route", "emit")
+RETRIES = 4  # of planning with less SRAM, when the memory layout is fuller than planned
+
+
+@dataclass
+class _Clock:
+    """Seconds spent per stage."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    def __call__(self, stage: str, since: float) -> float:
+        now = time.perf_counter()
+        self.seconds[stage] += now - since
+        return now
+
+
+def longest(workload: Workload) -> Workload:
+    """The same step at the longest context that SRAM is reserved for."""
+    if workload.phase == "prefill":
+        return workload
+    return replace(workload, context=workload.max_context - workload.prompt)
+
+
+def compile(
+    model_path: str | Path,
+    options: CompileOptions,
+    *,
+    progress: Callable[[str], None] | None = None,
+    until: str | None = None,
+    dumps: dict[str, str] | None = None,
+) -> Compiled | None:
+    """Compile a model for a chip.
+
+    until: stop after this stage and return None.   dumps: receives each stage's text dump.
+    Raises InputError for input that cannot be accepted, DoesNotFitError when it does not fit.
+    """
+    say = progress or (lambda text: None)
+    clock = _Clock()
+    start = time.perf_counter()
+    if options.strategy not in STRATEGIES:
+        raise InputError(
+            f"Strategy '{options.strategy}' is not available; this version has "
+            f"{', '.join(STRATEGIES)}."
+        )
+    chip = load_chip(options.chip, _overrides(options.overrides))
+    say("import")
+    model = frontend.load_model(model_path)
+    decode_model = frontend.load_model(options.decode_model) if options.decode_model else None
+    wanted = frontend.workloads(
+        model,
+        phase=options.phase,
+        batch=options.batch,
+        prompt=options.prompt,
+        context=options.context,
+        max_context=options.max_context,
+        dims=dict(options.dims),
+        decode_model=decode_model,
+    )
+    bound, full = {}, {}
+    for phase, (m, w) in wanted.items():
+        w.verify()
+        bound[phase] = frontend.bind(m, w, dynamic_mask=options.dynamic_mask)
+        far = longest(w)
+        full[phase] = (
+            bound[phase] if far == w else frontend.bind(m, far, dynamic_mask=options.dynamic_mask)
+        )
+        bound[phase].graph.verify()
+        _dump(dumps, f"{phase}.graph", bound[phase].graph.dump())
+    start = clock("import", start)
+    if until == "import":
+        return None
+    phases = [
+        PhaseGraphs(
+            phase,
+            bound[phase].graph,
+            full[phase].graph,
+            w.max_context,
+            float(max(1, w.max_context - w.context)) if phase == "decode" else 1.0,
+            _digests(bound[phase]),
+        )
+        for phase, (_, w) in wanted.items()
+    ]
+    reserve = 0
+    for attempt in range(RETRIES + 1):
+        say("partition")
+        planned = STRATEGIES[options.strategy](
+            phases,
+            chip,
+            Options(
+                options.solver,  # type: ignore[arg-type]
+                options.gap,
+                options.time_limit,
+                options.seed,
+                options.grid,
+                reserve,
+                lambda text: say(f"partition {text}"),
+            ),
+        )
+        plans, stats = planned
+        start = clock("partition", start)
+        if until == "partition":
+            _dump_plans(dumps, plans)
+            return None
+        say("place")
+        first = plans[phases[0].phase]
+        placement, placed = place(
+            [Block(s.name, first.rows, first.cols) for s in first.stages],
+            _nets(first, phases[0].graph),
+            chip,
+            solver=options.solver,
+            gap=options.gap,
+            time_limit=options.time_limit,
+            seed=options.seed,
+        )
+        start = clock("place", start)
+        say("emit")
+        drafts = [
+            emit(p.graph, p.full, plans[p.phase], placement, chip, p.max_context) for p in phases
+        ]
+        keys = [_keys(p, d) for p, d in zip(phases, drafts, strict=True)]
+        programs, memory = assign(drafts, keys)
+        start = clock("emit", start)
+        over = memory.needed - chip.core.usable_bytes
+        if over <= 0:
+            break
+        reserve += over
+        if attempt == RETRIES:
+            raise DoesNotFitError(
+                f"Model '{bound[phases[0].phase].graph.name}' does not fit {chip.name}: the SRAM "
+                f"layout needs {memory.needed} bytes per core where {chip.core.usable_bytes} are "
+                f"usable, {over} too many; core.sram_bytes of "
+                f"{memory.needed + chip.core.reserved_bytes} or a shorter --max-context would "
+                "make it fit."
+            )
+    for program in programs:
+        check_chip_runs(program, chip)
+    _dump_plans(dumps, plans)
+    _dump(dumps, "placement", placement.dump())
+    if until in ("place", "emit"):
+        return None
+    solves = [*stats, *placed]
+    compiled: dict[str, CompiledPhase] = {}
+    say("route")
+    for p, program in zip(phases, programs, strict=True):
+        routing, routed, _ = route(
+            flows(program),
+            chip,
+            solver=options.solver,
+            gap=options.gap,
+            time_limit=options.time_limit,
+            seed=options.seed,
+        )
+        solves += [replace(s, scope=f"{p.phase}, {s.scope}") for s in routed]
+        done = attach(program, routing)
+        m, w = wanted[p.phase]
+        compiled[p.phase] = CompiledPhase(
+            str(Path(m.path).resolve()),
+            m.sha256,
+            w,
+            plans[p.phase],
+            routing,
+            done,
+            predict(done, chip),
+            p.graph,
+        )
+        _dump(dumps, f"{p.phase}.routing", routing.dump())
+    clock("route", start)
+    graph = phases[0].graph
+    from meshc import __version__
+
+    return Compiled(
+        {
+            "name": graph.name,
+            "sha256": graph.sha256,
+            "ops": sum(1 for _ in graph.ops()),
+            "parameters": graph.parameters,
+            "nodes": graph.node_count,
+        },
+        chip,
+        options,
+        placement,
+        compiled,
+        memory,
+        tuple(solves),
+        clock.seconds,
+        __version__,
+    )
+
+
+def _overrides(items: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise InputError(
+                f"--override '{item}' is not FIELD=VALUE; write for example core.sram_bytes=98304."
+            )
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _digests(bound: Any) -> dict[str, str]:
+    return {
+        name: bound.data.digest(name)
+        for t in bound.graph.tensors.values()
+        if t.kind == "WEIGHT"
+        for name in t.instances
+    }
+
+
+def _keys(p: PhaseGraphs, program: Program) -> dict[str, Hashable]:
+    """Identity of what each persistent buffer holds, the same in every phase."""
+    order = {pair.present: i for i, pair in enumerate(p.graph.caches)}
+    found: dict[str, Hashable] = {}
+    for b in program.buffers.values():
+        t = p.graph.tensors[b.tensor]
+        if b.kind == "weight":
+            content = tuple(p.digests[n] for n in t.instances)
+            found[b.name] = ("weight", content, b.dtype, str(b.layout))
+        elif b.kind == "kv":
+            found[b.name] = ("kv", order[b.tensor], len(t.instances), b.bytes, str(b.layout))
+    return found
+
+
+def _nets(plan: Plan, graph: Graph) -> list[Net]:
+    """Bytes that pass from each stage to the next: the carried tensors."""
+    size = sum(graph.tensors[n].bytes for n in plan.carried)
+    return [Net(a.name, b.name, size) for a, b in zip(plan.stages, plan.stages[1:], strict=False)]
+
+
+def _dump(dumps: dict[str, str] | None, name: str, text: str) -> None:
+    if dumps is not None:
+        dumps[name] = text
+
+
+def _dump_plans(dumps: dict[str, str] | None, plans: Mapping[str, Plan]) -> None:
+    for phase, plan in plans.items():
+        _dump(dumps, f"{phase}.plan", plan.dump())
+
+
+def step_program(
+    compiled: Compiled, phase: str, model: Any, *, context: int, prompt: int | None = None
+) -> tuple[Program, Any]:
+    """The program of another step of the phase, and its bound graph.
+
+    context: tokens cached before it.   prompt: new tokens, at most the compiled number.
+    Weights, caches, divisions and routes are the compiled ones. model: the loaded ONNX model.
+    """
+    done = compiled.phases[phase]
+    w = done.workload
+    prompt = w.prompt if prompt is None else prompt
+    if prompt > w.prompt:
+        raise InputError(
+            f"A prompt of {prompt} tokens exceeds the {w.prompt} that the {phase} was compiled "
+            f"for; compile with --prompt {prompt}."
+        )
+    if context + prompt > w.max_context:
+        raise InputError(
+            f"A {phase} step of {prompt} tokens at context {context} needs {context + prompt} "
+            f"cached tokens where SRAM is reserved for {w.max_context}; compile with "
+            f"--max-context {context + prompt} or more."
+        )
+    step = replace(w, context=context, prompt=prompt)
+    dynamic = compiled.options.dynamic_mask
+    bound = frontend.bind(model, step, dynamic_mask=dynamic)
+    if step == w:
+        return done.program, bound
+    full = (
+        bound
+        if longest(step) == step
+        else frontend.bind(model, longest(step), dynamic_mask=dynamic)
+    )
+    plan = done.plan if prompt == w.prompt else _resized(done.plan, full.graph)
+    draft = emit(bound.graph, full.graph, plan, compiled.placement, compiled.chip, w.max_context)
+    program = assign_like(draft, done.program, compiled.memory)
+    top = max(b.offset + b.bytes for b in program.buffers.values())
+    if top > compiled.chip.core.usable_bytes:
+        raise DoesNotFitError(
+            f"A {phase} step of {prompt} tokens at context {context} needs {top} bytes of SRAM "
+            f"per core where {compiled.chip.core.usable_bytes} are usable; compile with "
+            f"--prompt {prompt}."
+        )
+    return attach(program, done.routing), bound
+
+
+def _resized(plan: Plan, graph: Graph) -> Plan:
+    """The same divisions for tensors of other sizes: each op keeps its assignment."""
+    ops: dict[str, OpPlan] = {
+        op.name: resize(graph, op, plan.ops[op.name], plan.rows, plan.cols) for _, op in graph.ops()
+    }
+    carried = {
+        name: resize_layout(layout, graph.tensors[name].shape, plan.rows, plan.cols)
+        for name, layout in plan.carried.items()
+    }
+    return replace(plan, ops=ops, carried=carried)
+
+
+__all__ = ["CompileOptions", "Compiled", "CompiledPhase", "compile", "longest", "step_program"]

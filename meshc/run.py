@@ -1,0 +1,460 @@
+"""Running a compiled model on the emulator: timing, verification, given inputs, generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshc import frontend
+from meshc.emulate import Faults, emulate
+from meshc.errors import InputError
+from meshc.ir.compiled import Compiled, CompiledPhase
+from meshc.ir.dtypes import FLOATS, NUMPY
+from meshc.ir.graph import Graph
+from meshc.ir.program import Program
+from meshc.ir.trace import Trace
+from meshc.pipeline import step_program
+
+FP32_TOLERANCE = 1e-4  # of the largest magnitude (CONTRACT)
+HALF_TOLERANCE = 2e-2
+
+
+class Tensors(Mapping[str, np.ndarray]):
+    """Data by the model's names: given arrays first, then the model file's, read when asked."""
+
+    def __init__(self, given: Mapping[str, np.ndarray], data: Any) -> None:
+        self._given, self._data = given, data
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self._given:
+            return self._given[name]
+        found: np.ndarray = self._data.read(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+
+def open_model(phase: CompiledPhase) -> Any:
+    """The ONNX model of a compiled phase; InputError when it is gone or has changed."""
+    path = Path(phase.model_path)
+    if not path.exists():
+        raise InputError(
+            f"Model file '{path}' is gone; put it back or compile the model again from its new "
+            "place."
+        )
+    model = frontend.load_model(path)
+    if model.sha256 != phase.model_sha256:
+        raise InputError(
+            f"Model file '{path}' has changed since it was compiled; compile it again."
+        )
+    return model
+
+
+@dataclass(frozen=True)
+class Result:
+    """One emulated step: with contention, without, and the comparison with the oracle."""
+
+    trace: Trace
+    free: Trace
+    verify: dict[str, Any] | None = None
+
+
+def run_phase(
+    compiled: Compiled,
+    phase: str,
+    *,
+    engine: str = "cores",
+    tensors: Mapping[str, np.ndarray] | None = None,
+    faults: Faults | None = None,
+    program: Program | None = None,
+    core_spans: bool = False,
+) -> tuple[Trace, Trace]:
+    """Emulate one phase with contention and without; returns both traces."""
+    done = program if program is not None else compiled.phases[phase].program
+    trace = emulate(
+        done,
+        compiled.chip,
+        tensors=tensors,
+        engine=engine,
+        faults=faults,
+        core_spans=core_spans,
+    )
+    free = emulate(done, compiled.chip, contention=False, engine=engine)
+    return trace, free
+
+
+def random_inputs(bound: Any, seed: int) -> dict[str, np.ndarray]:
+    """Run-time inputs and past caches: normal floats, indices within their tables."""
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, np.ndarray] = {}
+    limits = index_limits(bound.graph)
+    for name, (shape, dtype) in bound.inputs.items():
+        feeds[name] = _random(rng, shape, dtype, limits.get(name))
+    for past, _, shape, dtype in bound.caches:
+        if past is not None:
+            feeds[past] = _random(rng, shape, dtype, None)
+    return feeds
+
+
+def _random(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, limit: int | None
+) -> np.ndarray:
+    if dtype in FLOATS:
+        return rng.standard_normal(shape, dtype=np.float32).astype(NUMPY[dtype])
+    if dtype == "bool":
+        return np.ones(shape, dtype=np.bool_)
+    return rng.integers(0, limit or 2, size=shape).astype(NUMPY[dtype])
+
+
+def index_limits(graph: Graph) -> dict[str, int]:
+    """Model inputs that are indices into a table → the table's length."""
+    found: dict[str, int] = {}
+    for _, op in graph.ops():
+        if op.kind != "gather":
+            continue
+        index = graph.tensors[op.inputs[1]]
+        size = graph.tensors[op.inputs[0]].shape[op.attr("axis", 0)]
+        for name in index.instances:
+            found[name] = min(size, found.get(name, size))
+    return found
+
+
+def tolerance(graph: Graph) -> float:
+    """2e-2 when the graph computes in 16-bit floats anywhere, else 1e-4."""
+    narrow = any(t.dtype in ("fp16", "bf16") for t in graph.tensors.values())
+    return HALF_TOLERANCE if narrow else FP32_TOLERANCE
+
+
+def compare(name: str, got: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
+    """Largest error of one output, absolute and relative to the largest magnitude expected."""
+    if got.shape != expected.shape:
+        return {
+            "name": name,
+            "max_abs_error": None,
+            "max_rel_error": None,
+            "problem": f"shape {list(got.shape)} instead of {list(expected.shape)}",
+        }
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    if a.size == 0:
+        return {"name": name, "max_abs_error": 0.0, "max_rel_error": 0.0}
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        error = np.where(same, 0.0, np.abs(a - b))
+    if not np.isfinite(error).all():
+        bad = int((~np.isfinite(error)).sum())
+        return {
+            "name": name,
+            "max_abs_error": None,
+            "max_rel_error": None,
+            "problem": f"{bad} elements are not finite numbers where they should be",
+        }
+    finite = np.abs(b[np.isfinite(b)])
+    scale = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+    worst = float(error.max())
+    return {"name": name, "max_abs_error": worst, "max_rel_error": worst / scale}
+
+
+def verify_outputs(
+    graph: Graph, outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], oracle: str
+) -> dict[str, Any]:
+    """The report's verify entry."""
+    limit = tolerance(graph)
+    rows = [compare(n, outputs[n], expected[n]) for n, _, _ in graph.outputs]
+    return {
+        "oracle": oracle,
+        "outputs": rows,
+        "tolerance": limit,
+        "passed": all(r["max_rel_error"] is not None and r["max_rel_error"] <= limit for r in rows),
+    }
+
+
+def verify_phase(
+    compiled: Compiled,
+    phase: str,
+    *,
+    feeds: Mapping[str, np.ndarray] | None = None,
+    engine: str = "cores",
+    faults: Faults | None = None,
+    program: Program | None = None,
+    core_spans: bool = False,
+    check: bool = True,
+) -> Result:
+    """Carry tensors through the compiled program and compare with the oracle.
+
+    feeds: run-time inputs and past caches by the model's names (random ones of the compiled seed
+    when absent).   program: another program than the compiled one (tests corrupt it).
+    """
+    model = open_model(compiled.phases[phase])
+    w = compiled.phases[phase].workload
+    own, bound = step_program(compiled, phase, model, context=w.context)
+    if feeds is None:
+        feeds = random_inputs(bound, compiled.options.seed)
+    trace, free = run_phase(
+        compiled,
+        phase,
+        engine=engine,
+        tensors=Tensors(feeds, bound.data),
+        faults=faults,
+        program=program if program is not None else own,
+        core_spans=core_spans,
+    )
+    if not check:
+        return Result(trace, free)
+    expected, oracle = frontend.run_oracle(model, {**bound.folded, **feeds})
+    assert trace.outputs is not None
+    return Result(trace, free, verify_outputs(bound.graph, trace.outputs, expected, oracle))
+
+
+def feeds_from_file(path: Path, compiled: Compiled) -> tuple[str, dict[str, np.ndarray]]:
+    """Read --inputs: the phase that the shapes belong to, and the tensors.
+
+    Inputs that the workload determines may be given too and must agree with it.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            given = {n: file[n] for n in file.files}
+    except FileNotFoundError:
+        raise InputError(
+            f"Input file '{path}' does not exist; give an .npz with the model's inputs."
+        ) from None
+    except (ValueError, OSError, EOFError, Exception) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"Input file '{path}' is not an .npz of arrays ({type(error).__name__}); write it "
+            "with numpy.savez."
+        ) from None
+    problems: list[str] = []
+    for phase, done in compiled.phases.items():
+        model = open_model(done)
+        _, bound = step_program(compiled, phase, model, context=done.workload.context)
+        problem = _mismatch(given, bound)
+        if problem is None:
+            names = [*bound.inputs, *(p for p, *_ in bound.caches if p is not None)]
+            return phase, {n: _cast(given[n], bound, n) for n in names}
+        problems.append(f"{phase}: {problem}")
+    raise InputError(
+        f"The inputs in '{path}' do not suit the compiled model; {'; '.join(problems)}"
+    )
+
+
+def _cast(array: np.ndarray, bound: Any, name: str) -> np.ndarray:
+    for past, _, _, dtype in bound.caches:
+        if past == name:
+            return array.astype(NUMPY[dtype])
+    return array.astype(NUMPY[bound.inputs[name][1]])
+
+
+def _mismatch(given: Mapping[str, np.ndarray], bound: Any) -> str | None:
+    """What speaks against these inputs, as the rest of a sentence; None when they suit."""
+    wanted = {n: tuple(s) for n, (s, _) in bound.inputs.items()}
+    wanted |= {p: tuple(s) for p, _, s, _ in bound.caches if p is not None}
+    for name, shape in wanted.items():
+        if name not in given:
+            return f"input '{name}' of shape {list(shape)} is missing, add it to the file."
+        if given[name].shape != shape:
+            return (
+                f"input '{name}' has shape {list(given[name].shape)} where {list(shape)} was "
+                "compiled, compile with fitting --batch, --prompt and --context."
+            )
+    limits = index_limits(bound.graph)
+    for name, size in limits.items():
+        if name in given and given[name].size:
+            low, high = int(given[name].min()), int(given[name].max())
+            if low < -size or high >= size:
+                worst = high if high >= size else low
+                return f"input '{name}' holds {worst} where {size} entries exist, give 0 to {size - 1}."
+    for name, array in given.items():
+        if name in wanted:
+            continue
+        if name not in bound.folded:
+            known = ", ".join(f"'{n}'" for n in [*wanted, *bound.folded])
+            return f"the model has no input '{name}', it has {known}."
+        if not np.array_equal(np.asarray(bound.folded[name]), array):
+            return (
+                f"input '{name}' contradicts what was folded for the workload, compile with "
+                "--dynamic-mask to keep masks and positions as run-time inputs."
+            )
+    return None
+
+
+def decode_steps(
+    compiled: Compiled,
+    count: int,
+    *,
+    engine: str = "cores",
+    say: Callable[[str], None] | None = None,
+) -> list[tuple[int, Trace]]:
+    """Timing of `count` decode steps in a row, the cache growing by one token each."""
+    done = compiled.phases.get("decode")
+    if done is None:
+        raise InputError(
+            "--tokens decodes, and only the prefill was compiled; compile with --phase both or "
+            "--phase decode."
+        )
+    w = done.workload
+    if w.context + count * w.prompt > w.max_context:
+        raise InputError(
+            f"--tokens {count} from context {w.context} needs {w.context + count} cached tokens "
+            f"where SRAM is reserved for {w.max_context}; compile with --max-context "
+            f"{w.context + count} or give at most {w.max_context - w.context} tokens."
+        )
+    model = open_model(done)
+    found = []
+    for i in range(count):
+        if say:
+            say(f"decode step {i + 1} of {count}")
+        program, _ = step_program(compiled, "decode", model, context=w.context + i)
+        found.append((w.context + i, emulate(program, compiled.chip, engine=engine)))
+    return found
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A generated token, and the time of the step that made it."""
+
+    token: int
+    cycles: float
+    phase: str
+
+
+def generate(
+    compiled: Compiled,
+    ids: list[int],
+    count: int,
+    *,
+    engine: str = "cores",
+    say: Callable[[Generated], None] | None = None,
+) -> list[Generated]:
+    """Prefill `ids`, then decode greedily, on the emulated chip.
+
+    The cores' SRAM lasts from step to step: weights are loaded once and the cache grows in place.
+    A model compiled without prefill is given the prompt token by token.
+    """
+    phases = compiled.phases
+    main = phases.get("decode") or phases["prefill"]
+    w = main.workload
+    _check_generate(compiled, ids, count)
+    state: Any = None
+    context = 0
+    token = -1
+    results: list[Generated] = []
+    queue: list[tuple[str, list[int]]] = []
+    if "prefill" in phases:
+        queue.append(("prefill", ids))
+    else:
+        queue += [("decode", [i]) for i in ids]
+    models = {p: open_model(done) for p, done in phases.items()}
+    waited = 0.0
+    while queue:
+        phase, fed = queue.pop(0)
+        program, bound = step_program(
+            compiled, phase, models[phase], context=context, prompt=len(fed)
+        )
+        feeds = _prompt_feeds(bound, fed)
+        trace = emulate(
+            program,
+            compiled.chip,
+            tensors=Tensors(feeds, bound.data),
+            engine=engine,
+            state=state,
+            keep_state=True,
+        )
+        state = trace.state
+        assert trace.outputs is not None
+        context += len(fed)
+        waited += trace.cycles
+        if queue:
+            continue
+        logits = trace.outputs[logits_name(bound)]
+        token = int(np.argmax(logits.astype(np.float32).reshape(-1, logits.shape[-1])[-1]))
+        results.append(Generated(token, waited, phase))
+        waited = 0.0
+        if say:
+            say(results[-1])
+        if len(results) < count:
+            queue.append(("decode", [token]))
+    del w
+    return results
+
+
+def _prompt_feeds(bound: Any, ids: list[int]) -> dict[str, np.ndarray]:
+    """Token ids, and empty pasts (the cache itself is in the cores' SRAM)."""
+    feeds: dict[str, np.ndarray] = {}
+    for name, (shape, dtype) in bound.inputs.items():
+        if dtype not in ("int64", "int32") or int(np.prod(shape)) != len(ids):
+            raise InputError(
+                f"Input '{name}' of shape {list(shape)} is not the token ids; meshc generate "
+                "needs a model whose only run-time input is the ids."
+            )
+        feeds[name] = np.asarray(ids, dtype=NUMPY[dtype]).reshape(shape)
+    for past, _, shape, dtype in bound.caches:
+        if past is not None:
+            feeds[past] = np.zeros(shape, NUMPY[dtype])
+    return feeds
+
+
+def logits_name(bound: Any) -> str:
+    """The output that scores the vocabulary: by name, else the first that is no cache."""
+    caches = {present for _, present, _, _ in bound.caches}
+    names = [n for n, _, _ in bound.graph.outputs if n not in caches]
+    for name in names:
+        if "logits" in name:
+            return str(name)
+    if not names:
+        raise InputError("The model has no output but its caches, so nothing can be generated.")
+    return str(names[0])
+
+
+def _check_generate(compiled: Compiled, ids: list[int], count: int) -> None:
+    phases = compiled.phases
+    main = phases.get("decode") or phases["prefill"]
+    w = main.workload
+    if count < 1:
+        raise InputError(f"--tokens {count} is below 1; ask for at least one token.")
+    if not ids:
+        raise InputError("--ids is empty; give at least one token id.")
+    if w.batch != 1:
+        raise InputError(
+            f"meshc generate runs one sequence, and the model was compiled for batch {w.batch}; "
+            "compile with --batch 1."
+        )
+    if "decode" not in phases and count > 1:
+        raise InputError(
+            "Only the prefill was compiled, which gives one token; compile with --phase both, or "
+            "with --decode-model for an export in two files."
+        )
+    if "prefill" in phases and phases["prefill"].workload.context:
+        raise InputError(
+            f"The prefill was compiled to continue {phases['prefill'].workload.context} cached "
+            "tokens; compile it with --context 0 to generate."
+        )
+    limit = min(p.workload.max_context for p in phases.values())
+    if len(ids) + count - 1 > limit:
+        raise InputError(
+            f"{len(ids)} prompt tokens and {count} new ones need {len(ids) + count - 1} cached "
+            f"tokens where SRAM is reserved for {limit}; compile with --max-context "
+            f"{len(ids) + count - 1} or ask for fewer."
+        )
+    graph = next((p.graph for p in phases.values() if p.graph is not None), None)
+    if graph is None:
+        first = next(iter(phases))
+        _, bound = step_program(
+            compiled, first, open_model(phases[first]), context=phases[first].workload.context
+        )
+        graph = bound.graph
+    for size in index_limits(graph).values():
+        for i in ids:
+            if not 0 <= i < size:
+                raise InputError(f"Token id {i} is outside the vocabulary of 0 to {size - 1}.")
+
+
+__all__ = ["Generated", "Result", "decode_steps", "generate", "replace", "run_phase"]
