@@ -14,11 +14,12 @@ from meshc.frontend.binding import bound_shape, folded_inputs
 from meshc.frontend.builder import UNKNOWN, Builder, Node, Value
 from meshc.frontend.folding import MIXED, Const
 from meshc.frontend.fuse import fuse as fuse_maps
+from meshc.frontend.groups import share_heads
 from meshc.frontend.importer import Importer, Poison
 from meshc.frontend.order import main_output, ordered
 from meshc.frontend.reader import Model
 from meshc.frontend.repeats import Repeat, find_repeats
-from meshc.frontend.simplify import Net, simplify
+from meshc.frontend.simplify import Net, share_rows, simplify
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.graph import CachePair, Graph, Op, Segment, Tensor, TensorKind
 from meshc.ir.workload import Workload
@@ -84,10 +85,15 @@ def bind(
     _check_shapes(model, inputs)
     net = Net(roots)
     simplify(net)
+    share_heads(net, builder)
+    share_rows(net, workload.batch)
+    main, ends = main_output(names), [v for _, v in roots]
+    ops = ordered(net, main)
+    repeat = find_repeats(ops, ends)
     if fuse:
-        fuse_maps(net)
-    ops = ordered(net, main_output(names))
-    repeat = find_repeats(ops, [v for _, v in roots])
+        fuse_maps(net, repeat.layers(ops), repeat.leaving(ops))
+        ops = ordered(net, main)
+        repeat = find_repeats(ops, ends)
     graph, data = _Assembly(model, ops, repeat, roots, pairs, builder).build(importer, folded)
     given = {
         n: (v.shape, v.dtype) for n, v in inputs.items() if v.source == "INPUT" and n in graph.inputs

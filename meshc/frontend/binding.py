@@ -303,7 +303,7 @@ def folded_inputs(model: Model, workload: Workload) -> dict[str, np.ndarray]:
                 "last": sizes.total - 1,
             }[role]  # fmt: skip
             array = np.full(shape, number)
-        found[port.name] = np.ascontiguousarray(array, dtype=NUMPY[port.dtype])
+        found[port.name] = np.array(array, dtype=NUMPY[port.dtype], order="C")
     return found
 
 

@@ -5,6 +5,7 @@ Every step keeps its own dtype, so the result is the same to the last bit.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from meshc.frontend.builder import Node, Value
@@ -13,19 +14,25 @@ from meshc.frontend.simplify import Net
 LIMIT = 32  # steps in one map
 
 
-def fuse(net: Net) -> None:
-    """Pull every map that is read by one map of the same shape into its reader."""
+def fuse(net: Net, layer: Mapping[int, int], kept: Collection[int]) -> None:
+    """Pull every map that is read by one map of the same shape into its reader.
+
+    layer: number of the layer that a node (by id) belongs to; nothing is merged across layers,
+    nor are the values in `kept` (by id), which leave a layer, so that layers stay equal.
+    """
     counts: dict[int, set[int]] = {}
     nodes = net.nodes()
     for node in nodes:
         for v in node.inputs:
             counts.setdefault(id(v), set()).add(id(node))
-    roots = {id(v) for _, v in net.roots}
+    fixed = {id(v) for _, v in net.roots} | set(kept)
     for node in reversed(nodes):
         if node.kind != "map":
             continue
         while True:
-            found = next((v for v in node.inputs if _fits(v, node, counts, roots)), None)
+            own = layer.get(id(node))
+            near = [v for v in node.inputs if v.node and layer.get(id(v.node)) == own]
+            found = next((v for v in near if _fits(v, node, counts, fixed)), None)
             if found is None or found.node is None:
                 break
             for v in found.node.inputs:
@@ -35,9 +42,9 @@ def fuse(net: Net) -> None:
             _merge(found.node, node)
 
 
-def _fits(v: Value, reader: Node, counts: dict[int, set[int]], roots: set[int]) -> bool:
+def _fits(v: Value, reader: Node, counts: dict[int, set[int]], fixed: set[int]) -> bool:
     maker = v.node
-    if maker is None or maker.kind != "map" or id(v) in roots:
+    if maker is None or maker.kind != "map" or id(v) in fixed:
         return False
     if v.shape != reader.output.shape or v.labels != reader.output.labels:
         return False

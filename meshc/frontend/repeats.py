@@ -29,6 +29,33 @@ class Repeat:
     carried: list[tuple[Value, Value]] = field(default_factory=list)
     instances: dict[tuple[int, int], tuple[Value, ...]] = field(default_factory=dict)
 
+    def layers(self, ops: Sequence[Node]) -> dict[int, int]:
+        """Layer number of each op by its id: 0 before the layers, count + 1 behind them."""
+        if self.count < 2:
+            return dict.fromkeys(map(id, ops), 0)
+        number = [(i - self.start) // self.period + 1 for i in range(len(ops))]
+        return {
+            id(op): min(max(n, 0), self.count + 1) for op, n in zip(ops, number, strict=True)
+        }
+
+    def leaving(self, ops: Sequence[Node]) -> set[int]:
+        """Ids of the values, of every layer, that the next layer or what follows reads."""
+        if self.count < 2:
+            return set()
+        end = self.start + self.period * self.count
+        place = {id(op.output): i for i, op in enumerate(ops)}
+        out = {place[id(b)] - self.start for _, b in self.carried}
+        for op in ops[end:]:
+            for v in op.inputs:
+                at = place.get(id(v), -1)
+                if self.start <= at < end:
+                    out.add((at - self.start) % self.period)
+        return {
+            id(ops[self.start + r * self.period + j].output)
+            for j in out
+            for r in range(self.count)
+        }
+
 
 def find_repeats(ops: Sequence[Node], roots: Sequence[Value]) -> Repeat:
     """The best repeat, or one with count 1 where there is none."""

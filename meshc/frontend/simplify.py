@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshc.frontend.builder import Node, Value
-from meshc.frontend.folding import MIXED
+from meshc.frontend.folding import FIXED, MIXED, Const
 
 MOVES = ("transpose", "reshape", "expand")
 
@@ -62,8 +62,8 @@ def visit(root: Value, seen: set[int], done: list[Node]) -> None:
 
 def simplify(net: Net) -> None:
     """All rewrites, each once."""
-    merge_moves(net)
     straighten(net)
+    merge_moves(net)
     move_scales(net)
     absorb_transposes(net)
     merge_moves(net)
@@ -178,3 +178,51 @@ def absorb_transposes(net: Net) -> None:
                 if reader.inputs[i] is node.output:
                     reader.inputs[i] = node.inputs[0]
                     reader.attrs = {**reader.attrs, key: not reader.attrs[key]}
+
+
+def share_rows(net: Net, batch: int) -> None:
+    """A constant that is the same for every sequence of the batch keeps one row.
+
+    Masks and rotary tables are, because the workload treats all sequences alike. Only maps may
+    read it, which broadcast the row.
+    """
+    if batch < 2:
+        return
+    cut: dict[int, Value] = {}
+    for node, i, v in _batched(net, batch):
+        if id(v) not in cut:
+            cut[id(v)] = _first_row(v)
+        node.inputs[i] = cut[id(v)]
+
+
+def _batched(net: Net, batch: int) -> list[tuple[Node, int, Value]]:
+    """Uses, all by maps, of workload constants whose rows are equal."""
+    uses: dict[int, list[tuple[Node, int, Value]]] = {}
+    spoiled: set[int] = set()
+    for node in net.nodes():
+        for i, v in enumerate(node.inputs):
+            if v.const is None or v.const.fixed or v.rank < 2 or v.shape[0] != batch:
+                continue
+            others = [w for w in node.inputs if w.const is None]
+            whole = any(w.rank == v.rank and w.shape[0] == batch for w in others)
+            if node.kind != "map" or v.rank != node.output.rank or not whole:
+                spoiled.add(id(v))
+            uses.setdefault(id(v), []).append((node, i, v))
+    found = []
+    for key, entries in uses.items():
+        if key in spoiled:
+            continue
+        const = entries[0][2].const
+        assert const is not None
+        array = const.array()
+        if (array == array[:1]).all():
+            found += entries
+    return found
+
+
+def _first_row(v: Value) -> Value:
+    const = v.const
+    assert const is not None
+    shape = (1, *v.shape[1:])
+    row = Const(shape, const.dtype, MIXED, lambda: const.array()[:1])
+    return Value(v.name, shape, v.dtype, (FIXED, *v.labels[1:]), "CONST", row)

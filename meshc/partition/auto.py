@@ -15,6 +15,7 @@ from meshc.ir.chip import ChipSpec
 from meshc.ir.graph import Graph
 from meshc.ir.layout import Layout
 from meshc.ir.plan import Plan, SolveStats, Stage
+from meshc.partition.cost import CostModel
 from meshc.partition.select import Fixed, Selection, Solver, Space, build, choose
 from meshc.partition.shapes import shapes
 
@@ -72,13 +73,14 @@ def plan_auto(
     layouts. Raises DoesNotFitError when no shape holds the model."""
     # The phase that runs most decides the layouts of weights and caches.
     order = sorted(phases, key=lambda p: (p.phase != "decode", p.phase))
+    model = CostModel(chip)
     tried: list[_Trial] = []
     shortage: list[tuple[float, int, int, int]] = []
     worse = 0
     best = float("inf")
     wanted = [options.grid] if options.grid else shapes(chip)
     for rows, cols in wanted:
-        trial = _first_fit(order, chip, rows, cols, options, shortage)
+        trial = _first_fit(order, model, rows, cols, options, shortage)
         if trial is None:
             continue
         tried.append(trial)
@@ -97,7 +99,7 @@ def plan_auto(
             break
         if options.progress:
             options.progress(f"region {trial.rows}x{trial.cols}")
-        solved = _solve(order, chip, trial.rows, trial.cols, trial.stages, options, options.solver)
+        solved = _solve(order, model, trial.rows, trial.cols, trial.stages, options, options.solver)
         final.append(solved if solved is not None else trial)
     chosen = min(final, key=lambda t: (t.cycles, t.rows * t.cols))
     plans = {p.phase: _as_plan(p, s, chosen) for p, s in zip(order, chosen.selections, strict=True)}
@@ -111,20 +113,21 @@ def _layers(phases: list[PhaseGraphs]) -> int:
 
 def _first_fit(
     order: list[PhaseGraphs],
-    chip: ChipSpec,
+    model: CostModel,
     rows: int,
     cols: int,
     options: Options,
     shortage: list[tuple[float, int, int, int]],
 ) -> _Trial | None:
     """A heuristic plan with the fewest stages that hold the model."""
+    chip = model.chip
     layers = _layers(order)
     most = min(layers, chip.cores // (rows * cols)) if options.grid is None else 1
     stages = 1
     while stages <= most:
         per_stage = -(-layers // stages)
         if -(-layers // per_stage) == stages:
-            trial = _solve(order, chip, rows, cols, stages, options, "greedy", shortage)
+            trial = _solve(order, model, rows, cols, stages, options, "greedy", shortage)
             if trial is not None:
                 return trial
         stages += 1
@@ -133,7 +136,7 @@ def _first_fit(
 
 def _solve(
     order: list[PhaseGraphs],
-    chip: ChipSpec,
+    model: CostModel,
     rows: int,
     cols: int,
     stages: int,
@@ -141,6 +144,7 @@ def _solve(
     solver: Solver,
     shortage: list[tuple[float, int, int, int]] | None = None,
 ) -> _Trial | None:
+    chip = model.chip
     fixed = Fixed()
     spaces, selections, stats = [], [], []
     total = 0.0
@@ -148,7 +152,7 @@ def _solve(
         space = build(
             p.graph,
             p.full,
-            chip,
+            model,
             rows,
             cols,
             stages,
@@ -246,12 +250,11 @@ def _does_not_fit(
     """What is too large, by how much, and what would make it fit."""
     graph = order[0].full
     usable = chip.core.usable_bytes - options.reserve_bytes
-    model = graph.name
     weights = sum(t.bytes * len(t.instances) for t in graph.tensors.values() if t.kind == "WEIGHT")
     where = f"the {options.grid[0]}x{options.grid[1]} grid" if options.grid else chip.name
     if not shortage:
         return (
-            f"Model '{model}' does not fit {where}: no rectangle of working cores can run all of "
+            f"Model '{graph.name}' does not fit {where}: no rectangle of working cores can run all of "
             "its operations; use a chip with fewer dead cores."
         )
     need, rows, cols, stages = min(shortage, key=lambda s: (max(0.0, s[0] - usable), s[1] * s[2]))
@@ -264,7 +267,7 @@ def _does_not_fit(
     )
     hint = f" (its weights take {weights} bytes and its KV cache of {context} tokens {kv})"
     return (
-        f"Model '{model}' does not fit {where}: the best mapping found, on "
+        f"Model '{graph.name}' does not fit {where}: the best mapping found, on "
         f"{stages} region{'s' if stages > 1 else ''} of {rows}x{cols} cores, needs {int(need)} "
         f"bytes of SRAM per core where {usable} are usable, {int(need - usable)} too many"
         f"{hint}; {remedy}, about {scale:.1f} times as many cores, or a shorter "

@@ -30,9 +30,10 @@ def rate(rates: dict[str, float], dtype: str) -> float:
     return 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CostModel:
-    """Prices for one chip. All times in cycles."""
+    """Prices for one chip. All times in cycles. Compared by identity: one model serves a whole
+    planning, so that its prices are worked out once."""
 
     chip: ChipSpec
 

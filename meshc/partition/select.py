@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from meshc.ir.chip import ChipSpec
 from meshc.ir.graph import Graph, Op, Segment
 from meshc.ir.layout import AXES, Axis, Layout, split
 from meshc.ir.plan import OpPlan, SolveStats
@@ -91,7 +90,7 @@ def layouts_for(
 def build(
     graph: Graph,
     full: Graph,
-    chip: ChipSpec,
+    model: CostModel,
     rows: int,
     cols: int,
     stages: int,
@@ -108,7 +107,6 @@ def build(
     capacity: SRAM bytes of a lane.   reserved: bytes of it that something else holds.
     fixed, digests: layouts that weights (known by content) and caches must have.
     """
-    model = CostModel(chip)
     growing = growing_dims(full)
     repeat = {op.name: s.repeat for s, op in full.ops()}
     segment_of = {op.name: s for s, op in full.ops()}

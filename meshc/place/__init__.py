@@ -45,15 +45,15 @@ def place(
         return Placement({}), []
     free = working(chip)
     _check_each_fits(blocks, free, chip)
+    positions: list[Position | None]
     if share:
-        starts, count = [first_fit([b], free)[0][0] for b in blocks], len(blocks)
+        positions, count = [first_fit([b], free)[0][0] for b in blocks], len(blocks)
     else:
         _check_area(blocks, chip)
-        starts, count = first_fit(blocks, free)
+        positions, count = first_fit(blocks, free)
     windows = _windows(len(blocks))
     if len(windows) > 1 and count < len(blocks):
         raise _does_not_fit(blocks, chip, count, proven=False)
-    positions = list(starts)
     stats: list[SolveStats] = []
     for number, members in enumerate(windows):
         part = f"{len(blocks)} blocks"
@@ -67,8 +67,8 @@ def place(
         if found is None:
             proven = complete and record.status == "infeasible"
             raise _does_not_fit(blocks, chip, count, proven)
-        for i, position in zip(members, found, strict=True):
-            positions[i] = position
+        for i, new in zip(members, found, strict=True):
+            positions[i] = new
     regions = {}
     for block, position in zip(blocks, positions, strict=True):
         assert position is not None

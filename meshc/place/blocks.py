@@ -63,7 +63,8 @@ def fits(free: Mask, rows: int, cols: int) -> Mask:
 
 def centres(anchors: Anchors, block: Block) -> Floats:
     """Middle of the block at each anchor, as (row, col)."""
-    return np.asarray(anchors + [(block.rows - 1) / 2, (block.cols - 1) / 2], float)
+    half = np.array([(block.rows - 1) / 2, (block.cols - 1) / 2])
+    return np.asarray(anchors + half, float)
 
 
 def axis_hops(chip: ChipSpec, axis: int, first: Floats, second: Floats) -> Floats:
