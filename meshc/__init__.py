@@ -10,8 +10,8 @@ _API = {
     "load_model": "meshc.frontend",
     "load_chip": "meshc.chips",
     "compile": "meshc.pipeline",
-    "emulate": "meshc.emulate",
-    "measure": "meshc.measure",
+    "emulate": "meshc.emulator",
+    "measure": "meshc.report",
 }
 
 __all__ = ["__version__", *_API]

@@ -284,7 +284,7 @@ def _compile(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from meshc import store, summary
-    from meshc.measure import measure
+    from meshc.report import measure
     from meshc.run import decode_steps, feeds_from_file, run_phase, verify_phase
 
     out = Path(args.output)

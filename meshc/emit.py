@@ -91,7 +91,16 @@ class _Emission:
             capacity = tuple(self.max_context if d == grows else n for d, n in enumerate(big.shape))
         size = lane_bytes(capacity, t.dtype, layout, self.plan.rows, self.plan.cols, 8)
         self.buffers[name] = Buffer(
-            name, tensor, kind, t.shape, capacity, t.dtype, layout, size, segment=segment
+            name,
+            tensor,
+            kind,
+            t.shape,
+            capacity,
+            t.dtype,
+            layout,
+            size,
+            segment=segment,
+            growing=grows,
         )
         return name
 

@@ -15,7 +15,7 @@ from typing import Any
 from meshc import frontend
 from meshc.chips import load_chip
 from meshc.emit import emit
-from meshc.emulate import check_chip_runs
+from meshc.emulator import check_chip_runs
 from meshc.errors import DoesNotFitError, InputError
 from meshc.flows import attach, flows
 from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshc import frontend
-from meshc.emulate import Faults, emulate
+from meshc.emulator import Faults, emulate
 from meshc.errors import InputError
 from meshc.ir.compiled import Compiled, CompiledPhase
 from meshc.ir.dtypes import FLOATS, NUMPY

@@ -7,7 +7,8 @@ A run's folder holds report.json and, for each phase, `trace-<phase>.json` and
     phase, cycles
     regions  {name: [row, col, rows, cols]}
     spans    [[position, name, op, kind, layer, region, start, end,
-               compute, communication, wait], ...]                        times in cycles
+               compute, communication, wait], ...]                        times in cycles; kind: the op's
+               for a computing span, else reduce, broadcast, transfer, shift
     sram     {capacity_bytes, buffers {region: [{name, kind, tensor, segment, offset, bytes,
                stride, layers, live [first, last]}]}}
     stages   {region: [[segment, first, last], ...]}                      layers [first, last)
@@ -159,7 +160,8 @@ class RunData:
 
     def percent(self, cycles: np.ndarray) -> np.ndarray:
         """Cycles as a share of the step's time, in percent."""
-        return 100.0 * cycles / self.cycles if self.cycles else np.zeros(cycles.shape)
+        share: np.ndarray = np.multiply(cycles, 100.0 / self.cycles if self.cycles else 0.0)
+        return share
 
     @cached_property
     def repeated(self) -> frozenset[str]:
@@ -168,7 +170,7 @@ class RunData:
             name
             for runs in self.stages.values()
             for name, _, last in runs
-            if last > 1 or "layer" in name.lower()
+            if last > 1 or name == "body" or "layer" in name.lower()
         )
 
     def hosted(self, region: str) -> str:
@@ -192,7 +194,8 @@ class RunData:
 
     def lane(self, span: Span) -> str:
         """What sort of instruction a span is: compute, reduce (over cores), broadcast, transfer or
-        shift. A "reduce" that says nothing to other cores is a local op of that kind."""
+        shift. Computing spans carry their op's kind, so that "reduce" may be either: one without
+        communication is local."""
         kind = span.kind.lower()
         if kind in COMMUNICATION:
             return "transfer" if kind == "move" else kind
@@ -245,7 +248,7 @@ def _run_data(
     chip, sram = trace["chip"], trace.get("sram", {})
     tables = sram.get("buffers") or {k: v for k, v in sram.items() if isinstance(v, list)}
     return RunData(
-        model=str(report.get("model", {}).get("name", "model")),
+        model=str(report.get("model", {}).get("name") or trace.get("model", "model")),
         chip=str(chip["name"]),
         phase=phase,
         rows=int(chip["rows"]),

@@ -189,7 +189,7 @@ def label_cells(
     if not window.labelled:
         return
     image = axes.images[0]
-    shown = np.ma.asanyarray(image.get_array())
+    shown: np.ndarray = np.ma.asanyarray(image.get_array())
     light = image.to_rgba(shown)[..., :3] @ (0.299, 0.587, 0.114) > 0.5
     light |= np.ma.getmaskarray(shown)
     for row in range(window.row, window.row + window.rows):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from meshc.ir.chip import Coord
 
 from .data import RunData, SramBuffer
 from .mesh import label_cells, window_of
@@ -24,28 +28,31 @@ from .style import (
     bytes_text,
     percent_text,
     shorten,
+    squeeze,
     styled,
     text_width,
 )
 
-MAP_WIDTH, MAP_HEIGHT, LEGEND_WIDTH = 5.6, 4.4, 1.35
-NAMES = 0.2  # room above the map for the names of its bodies
-NARROWEST_BODY = 0.17  # of the map's width, so that a body's name can be read
+MAP_WIDTH, MAP_HEIGHT, LAYERS_WIDTH, LEGEND_WIDTH = 5.6, 4.4, 0.6, 1.35
+NAMES = 0.2  # room above the map for the names of its segments
 LOW_PEAK = 0.35  # below this occupancy the map's address axis ends above the peak
+SMALLEST_LABEL = 0.125  # inches that a rectangle must be high to carry its name
+CAPACITY = "#CC3311"
 
 
 @dataclass(frozen=True)
-class Body:
-    """A segment's share of the map's horizontal axis: positions 0 … length − 1 drawn over
-    [start, start + width)."""
+class Box:
+    """A buffer's instance on the map: positions [first, last), addresses [address, address +
+    bytes)."""
 
-    segment: str
-    length: int
-    start: float
-    width: float
+    buffer: SramBuffer
+    first: float
+    last: float
+    address: int
 
-    def x(self, position: int) -> float:
-        return self.start + self.width * min(position, self.length) / self.length
+    @property
+    def bytes(self) -> int:
+        return self.buffer.bytes
 
 
 @styled
@@ -58,7 +65,7 @@ def sram(run: RunData) -> Figure:
     sheet = Sheet(
         run,
         window,
-        map_left + MAP_WIDTH + LEGEND_WIDTH + MARGIN,
+        map_left + MAP_WIDTH + LAYERS_WIDTH + LEGEND_WIDTH + MARGIN,
         height,
         "SRAM",
         "How much of its private memory each core needs at its fullest moment, and what fills it.",
@@ -87,180 +94,178 @@ def _address_map(sheet: Sheet, run: RunData, left: float, top: float, capacity: 
     peaks = np.where(run.dead_mask, -1, run.sram_peak_bytes)
     row, col = (int(i) for i in np.unravel_index(int(peaks.argmax()), peaks.shape))
     peak = float(run.sram_peak_bytes[row, col])
-    hosts = [
-        n
-        for n, r in run.regions.items()
-        if r.row <= row < r.row + r.rows and r.col <= col < r.col + r.cols
-    ]
-    buffers = [(n, b) for n in hosts for b in run.buffers.get(n, ())]
-    bodies = _bodies(run, hosts)
+    hosts = [n for n, r in run.regions.items() if r.contains(Coord(row, col))]
+    buffers = [b for n in hosts for b in run.buffers.get(n, ())]
+    start, end = _positions(buffers)
+    boxes = [box for b in buffers for box in _boxes(b, start, end)]
     axes = sheet.axes(left, top + TITLE + NAMES, MAP_WIDTH, MAP_HEIGHT, "address map")
     title = (
         f"Address map of the fullest core ({row}, {col}): "
         f"{bytes_text(peak)} of {bytes_text(capacity)} ({percent_text(100 * peak / capacity)})"
     )
     sheet.text(left, top + TITLE - 0.1, title, size=10.5, weight="bold")
-    highest = max([peak, *(b.offset + (b.instances - 1) * b.stride + b.bytes for _, b in buffers)])
+    highest = max([peak, *(box.address + box.bytes for box in boxes)])
     limit = capacity * 1.06 if highest > LOW_PEAK * capacity else highest * 1.2 or capacity
-    axes.set_xlim(0, 1)
+    axes.set_xlim(start, end)
     axes.set_ylim(0, limit)
+    axes.set_facecolor("#fafafa")
     unit, name = (1024**2, "MiB") if limit >= 4 * 1024**2 else (1024, "KiB")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / unit:,.4g}")
     axes.set_yticks(_address_ticks(limit, unit))
     axes.set_ylabel(f"SRAM address ({name})")
-    axes.set_facecolor("#fafafa")
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    axes.tick_params(length=2.5)
     _draw_capacity(axes, capacity, limit)
-    _draw_bodies(axes, bodies)
-    boxes = [(b, *box) for n, b in buffers for box in _boxes(b, bodies.get(n, []))]
-    _draw_buffers(axes, boxes, limit)
-    _kind_totals(sheet, boxes, left + MAP_WIDTH + 0.25, top + TITLE + NAMES)
+    _draw_segments(axes, run, hosts, buffers, start, end)
+    _draw_buffers(axes, boxes, limit, end - start)
+    _draw_layers(axes, run, hosts, buffers, limit)
+    _kind_totals(sheet, boxes, left + MAP_WIDTH + LAYERS_WIDTH, top + TITLE + NAMES)
     if not buffers:
-        axes.text(0.5, limit / 2, "the run lists no buffers", ha="center", color=MUTED)
+        middle = (start + end) / 2
+        axes.text(middle, limit / 2, "the run lists no buffers", ha="center", color=MUTED)
 
 
-def _bodies(run: RunData, hosts: list[str]) -> dict[str, list[Body]]:
-    """The segments that run on the core, in order, as bodies of one layer each, per region."""
-    found: list[tuple[str, str, int]] = []
-    for region in hosts:
-        names = [name for name, _, _ in run.stages.get(region, ())]
-        table = run.buffers.get(region, ())
-        names += [b.segment for b in table if b.segment and not b.persistent]
-        for name in dict.fromkeys(names):
-            own = [b.live[1] + 1 for b in table if b.segment == name and not b.persistent]
-            found.append((region, name, max(own, default=1)))
-        if not names:
-            own = [b.live[1] + 1 for b in table if not b.persistent]
-            found.append((region, "", max(own, default=1)))
-    total = sum(length for _, _, length in found) or 1
-    widths = [max(NARROWEST_BODY, length / total) for _, _, length in found]
-    scale, start = 1 / (sum(widths) or 1), 0.0
-    out: dict[str, list[Body]] = {}
-    for (region, name, length), width in zip(found, widths, strict=True):
-        out.setdefault(region, []).append(Body(name, length, start, width * scale))
-        start += width * scale
-    return out
+def _positions(buffers: list[SramBuffer]) -> tuple[int, int]:
+    """First position in the program, and the one after the last, at which a buffer is live."""
+    passing = [b.live for b in buffers if not b.persistent]
+    start = min((first for first, _ in passing), default=0)
+    return start, max((last + 1 for _, last in passing), default=start + 1)
 
 
-def _boxes(buffer: SramBuffer, bodies: list[Body]) -> list[tuple[float, float, int, int]]:
-    """Rectangles (x, width, address, bytes) of a buffer; touching instances are joined."""
-    if buffer.persistent or not buffer.segment:
-        x, end = 0.0, 1.0
-    else:
-        body = next((b for b in bodies if b.segment == buffer.segment), None)
-        if body is None:
-            return []
-        x, end = body.x(buffer.live[0]), body.x(buffer.live[1] + 1)
-    if buffer.instances > 1 and buffer.stride - buffer.bytes <= 64:
-        size = (buffer.instances - 1) * buffer.stride + buffer.bytes
-        return [(x, end - x, buffer.offset, size)]
+def _boxes(buffer: SramBuffer, start: int, end: int) -> list[Box]:
+    first, last = (start, end) if buffer.persistent else (buffer.live[0], buffer.live[1] + 1)
     return [
-        (x, end - x, buffer.offset + i * buffer.stride, buffer.bytes)
+        Box(buffer, first, last, buffer.offset + i * buffer.stride)
         for i in range(buffer.instances)
     ]
 
 
-def _draw_buffers(
-    axes: Axes, boxes: list[tuple[SramBuffer, float, float, int, int]], limit: float
-) -> None:
+def _draw_buffers(axes: Axes, boxes: list[Box], limit: float, positions: float) -> None:
+    inches = MAP_HEIGHT / limit
     order = list(BUFFER_COLOURS)
-    for kind in sorted({b.kind for b, *_ in boxes}, key=lambda k: (k not in order, k)):
+    for kind in sorted({b.buffer.kind for b in boxes}, key=lambda k: (k not in order, k)):
+        own = [b for b in boxes if b.buffer.kind == kind]
         axes.add_collection(
             PatchCollection(
-                [Rectangle((x, y), w, h) for b, x, w, y, h in boxes if b.kind == kind],
+                [Rectangle((b.first, b.address), b.last - b.first, b.bytes) for b in own],
                 facecolor=BUFFER_COLOURS.get(kind, OTHER),
                 edgecolor="white",
-                linewidth=0.5 if len(boxes) < 400 else 0.1,
+                linewidth=[0.5 if b.bytes * inches > 0.05 else 0.0 for b in own],
                 label=kind,
                 zorder=2,
             ),
             autolim=False,
         )
-    for b, x, w, y, h in boxes:
-        size = 7.5
-        if h / limit * MAP_HEIGHT < 0.125:
-            continue
-        joined = b.instances > 1 and h > b.bytes
-        words = f"{b.name} ×{b.instances}" if joined else b.name
-        width = w * MAP_WIDTH - 0.06
-        if text_width(words, size) > width and width < 0.5:
+    for b in boxes:
+        width = (b.last - b.first) * MAP_WIDTH / positions - 0.06
+        words = squeeze(b.buffer.tensor or b.buffer.name, 7.5, width)
+        if b.bytes * inches < SMALLEST_LABEL or len(words) < 3:
             continue
         axes.text(
-            x + w / 2,
-            y + h / 2,
-            shorten(words, size, width),
+            (b.first + b.last) / 2,
+            b.address + b.bytes / 2,
+            words,
             ha="center",
             va="center_baseline",
-            fontsize=size,
-            color=INK,
+            fontsize=7.5,
             zorder=3,
         )
+
+
+def _draw_layers(
+    axes: Axes, run: RunData, hosts: list[str], buffers: list[SramBuffer], limit: float
+) -> None:
+    """Beside the map: which layer's weights and caches lie where, as far as there is room."""
+    layered = [b for b in buffers if b.instances > 1]
+    if not layered:
+        return
+    base, stride = min(b.offset for b in layered), max(b.stride for b in layered)
+    count = max(b.instances for b in layered)
+    runs = [r for n in hosts for r in run.stages.get(n, ()) if r[0] in run.repeated]
+    number = runs[0][1] if len(runs) == 1 else 0
+    height = stride * MAP_HEIGHT / limit
+    every = max(1, ceil(0.14 / height))
+    for i in range(count):
+        bottom = base + i * stride
+        if i and height > 0.05:
+            axes.axhline(bottom, color=INK, linewidth=0.5, zorder=2.5)
+        if i % every == 0:
+            axes.annotate(
+                f"layer {number + i}",
+                (1, bottom + stride / 2),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=MUTED,
+                annotation_clip=False,
+            )
 
 
 def _draw_capacity(axes: Axes, capacity: float, limit: float) -> None:
     words = f"capacity {bytes_text(capacity)}"
     if capacity <= limit:
-        axes.axhline(capacity, color="#CC3311", linewidth=1.6, zorder=4)
-        axes.annotate(
-            words, (1, capacity), xytext=(-4, 2), textcoords="offset points",
-            ha="right", va="bottom", fontsize=8.5, color="#CC3311", zorder=5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        )  # fmt: skip
+        axes.axhline(capacity, color=CAPACITY, linewidth=1.6, zorder=4)
+        place, y, below = "bottom", capacity / limit, 2
     else:
-        axes.annotate(
-            f"↑ {words}, {capacity / limit:.1f} times the height of this map",
-            (1, 1), xytext=(-4, -4), xycoords="axes fraction", textcoords="offset points",
-            ha="right", va="top", fontsize=8.5, color="#CC3311", zorder=5,
-        )  # fmt: skip
+        words = f"↑ {words}, {capacity / limit:.1f} times the height of this map"
+        place, y, below = "top", 1.0, -4
+    axes.annotate(
+        words, (1, y), xytext=(-4, below), xycoords="axes fraction", textcoords="offset points",
+        ha="right", va=place, fontsize=8.5, color=CAPACITY, zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+    )  # fmt: skip
 
 
-def _draw_bodies(axes: Axes, bodies: dict[str, list[Body]]) -> None:
-    """Ticks by position in each body; borders between bodies, their names on top."""
-    at: list[float] = []
-    words: list[str] = []
-    every = [(region, b) for region, own in bodies.items() for b in own]
-    for region, body in every:
-        step = next(
-            s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9)
-            if body.width * MAP_WIDTH / (body.length / s) > 0.28
-        )  # fmt: skip
-        places = range(0, body.length, step)
-        at += [body.x(p) + body.width / body.length / 2 for p in places]
-        words += [str(p) for p in places]
-        if body.start:
-            axes.axvline(body.start, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2.6)
-        name = body.segment or "program"
-        name = f"{region}: {name}" if len(bodies) > 1 else name
-        axes.text(
-            body.start + body.width / 2,
-            1.012,
-            shorten(name, 8.5, body.width * MAP_WIDTH - 0.04),
-            transform=axes.get_xaxis_transform(),
-            ha="center",
-            va="bottom",
-            fontsize=8.5,
-            color=MUTED,
-        )
-    axes.set_xticks(at, words)
-    axes.tick_params(axis="x", length=2.5)
-    axes.set_xlabel("instruction (position in the body of each segment)")
-
-
-def _kind_totals(
-    sheet: Sheet,
-    boxes: list[tuple[SramBuffer, float, float, int, int]],
-    left: float,
-    top: float,
+def _draw_segments(
+    axes: Axes, run: RunData, hosts: list[str], buffers: list[SramBuffer], start: int, end: int
 ) -> None:
+    """Borders between the program's segments, their names above as far as they fit, and below
+    in full."""
+    first: dict[str, int] = {}
+    for b in buffers:
+        if b.segment and not b.persistent:
+            first[b.segment] = min(first.get(b.segment, b.live[0]), b.live[0])
+    axes.set_xlabel("position in the program")
+    if len(set(first.values())) < len(first) or not first:
+        return  # positions are not the program's: nothing to tell segments apart by
+    names = sorted(first, key=lambda n: first[n])
+    starts = [start, *(first[n] for n in names[1:]), end]
+    parts = []
+    for name, left, right in zip(names, starts[:-1], starts[1:], strict=True):
+        parts.append(f"{name} {left}–{right - 1}" if right - left > 1 else f"{name} {left}")
+        words = f"{name} (each layer)" if name in run.repeated else name
+        width = (right - left) * MAP_WIDTH / (end - start) - 0.04
+        words = words if text_width(words, 8.5) <= width else shorten(name, 8.5, width)
+        if left > start:
+            axes.axvline(left, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2.6)
+        if len(words) > 3 or words == name:
+            axes.text(
+                (left + right) / 2,
+                1.012,
+                words,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
+                fontsize=8.5,
+                color=MUTED,
+            )
+    every = "position in the program: " + ", ".join(parts)
+    axes.set_xlabel(shorten(every, 9, MAP_WIDTH + LAYERS_WIDTH))
+
+
+def _kind_totals(sheet: Sheet, boxes: list[Box], left: float, top: float) -> None:
     """Legend: each kind with the most bytes that it holds at one moment."""
-    moments = sorted({x for _, x, *_ in boxes})
-    sheet.text(left, top + 0.1, "most bytes at once", size=8.5, colour=MUTED)
+    moments = sorted({b.first for b in boxes})
     order = list(BUFFER_COLOURS)
-    kinds = {b.kind for b, *_ in boxes}
+    kinds = {b.buffer.kind for b in boxes}
     ranked = sorted(kinds, key=lambda k: (order.index(k) if k in order else len(order), k))
+    if ranked:
+        sheet.text(left, top + 0.1, "most bytes at once", size=8.5, colour=MUTED)
     for i, kind in enumerate(ranked):
-        most = max(
-            sum(h for b, x, w, _, h in boxes if b.kind == kind and x <= m < x + w) for m in moments
-        )
+        own = [b for b in boxes if b.buffer.kind == kind]
+        most = max(sum(b.bytes for b in own if b.first <= m < b.last) for m in moments)
         y = top + 0.4 + 0.4 * i
         sheet.swatch(left, y, BUFFER_COLOURS.get(kind, OTHER))
         sheet.text(left + 0.22, y, BUFFER_LABELS.get(kind, kind))

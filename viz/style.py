@@ -118,7 +118,8 @@ def styled(picture: Callable[P, R]) -> Callable[P, R]:
     def with_style(*args: P.args, **kwargs: P.kwargs) -> R:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
-            matplotlib.rcParams.update(RC)
+            for name, value in RC.items():
+            matplotlib.rcParams[name] = value
             return picture(*args, **kwargs)
 
     return with_style
@@ -162,6 +163,25 @@ def shorten(text: str, size: float, width: float, weight: str = "normal") -> str
         else:
             high = middle - 1
     return text[:low].rstrip(" .,·") + "…" if low else ""
+
+
+def squeeze(text: str, size: float, width: float) -> str:
+    """Like `shorten`, but cut out of the middle: names in a model differ in their ends."""
+    if text_width(text, size) <= width:
+        return text
+    low, high = 0, len(text) - 1
+    while low < high:
+        kept = (low + high + 1) // 2
+        if text_width(_middle_cut(text, kept), size) <= width:
+            low = kept
+        else:
+            high = kept - 1
+    return _middle_cut(text, low) if low else ""
+
+
+def _middle_cut(text: str, kept: int) -> str:
+    head = kept // 3
+    return text[:head] + "…" + text[len(text) - (kept - head) :]
 
 
 def wrap(words: list[str], separator: str, size: float, width: float, lines: int) -> list[str]:

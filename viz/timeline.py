@@ -32,7 +32,7 @@ from .style import (
     TIME_COLOURS,
     kind_colour,
     kind_label,
-    shorten,
+    squeeze,
     styled,
     text_width,
 )
@@ -151,7 +151,7 @@ def _waterfall(
         axes.axhspan(y, y + 1, facecolor="#f5f5f5", zorder=0)
     draw_bars(axes, polygons)
     ticks = [y + 0.5 for y in range(len(names))]
-    axes.set_yticks(ticks, [shorten(n, 8, room) for n in names], fontsize=8)
+    axes.set_yticks(ticks, [squeeze(n, 8, room) for n in names], fontsize=8)
     axes.tick_params(axis="y", length=0)
     time_axes(axes, run)
 

@@ -33,6 +33,7 @@ class Buffer:
     live: first and last position in its body at which it holds a value; persistent ones have
     (0, -1).
     segment: the segment whose ops use it ("" when shared by several).
+    growing: the dimension that counts cached tokens, of a kv buffer.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Buffer:
     stride: int = 0
     live: tuple[int, int] = (0, -1)
     segment: str = ""
+    growing: int | None = None
 
     def address(self, layer: int) -> int:
         """Byte address of the instance that belongs to a region's `layer`-th layer."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from meshc.emulate.core import CoreTimer, array_cycles
-from meshc.emulate.cores import run_streams
+from meshc.emulator.core import CoreTimer, array_cycles
+from meshc.emulator.cores import run_streams
 from meshc.errors import InputError
 from meshc.ir.chip import Array
 from meshc.ir.graph import Op

@@ -4,6 +4,7 @@ beginning and which outputs lie in them at the end."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 import ml_dtypes
@@ -109,23 +110,34 @@ def lane_slices(buffer: Buffer, lane: tuple[int, int], grid: tuple[int, int]) ->
 
 
 def load(
-    program: Program, chip: ChipSpec, tensors: Mapping[str, np.ndarray]
+    program: Program,
+    chip: ChipSpec,
+    tensors: Mapping[str, np.ndarray],
+    state: dict[Coord, Memory] | None = None,
 ) -> dict[Coord, Memory]:
-    """The memories of all cores in regions before the first step."""
+    """The memories of all cores in regions before the first step.
+
+    state: memories that an earlier step of the same model left behind; weights and caches are in
+    them already, and only the step's own inputs and constants are loaded.
+    """
     size = memory_bytes(program)
-    memories = {
+    memories = state or {
         core: Memory(f"({core.row},{core.col})", chip.core.sram_bytes, size)
         for region in program.regions.values()
         for core in (region.core(r, c) for r in range(region.rows) for c in range(region.cols))
     }
     for name, buffer_name, region_name, layer in program.load:
         buffer, region = program.buffers[buffer_name], program.regions[region_name]
+        if state is not None and buffer.kind in ("weight", "kv"):
+            continue
         if name not in tensors:
             raise InputError(
                 f"The program loads '{name}' into buffer '{buffer_name}', but no tensor of that "
                 "name is given; give every input of the model."
             )
         data = tensors[name]
+        if buffer.kind == "kv":
+            buffer = replace(buffer, shape=_past_shape(buffer, data))
         if tuple(data.shape) != tuple(buffer.shape):
             raise InputError(
                 f"The tensor '{name}' has shape {tuple(data.shape)}, but the program was compiled "
@@ -138,6 +150,16 @@ def load(
                 view = lane_view(buffer, layer, (r, c), grid)
                 memories[region.core(r, c)].write(view, part)
     return memories
+
+
+def _past_shape(buffer: Buffer, data: np.ndarray) -> tuple[int, ...]:
+    """Shape of what a cache holds before the step: shorter than the buffer where it may grow."""
+    if data.ndim != len(buffer.shape):
+        return buffer.shape
+    return tuple(
+        have if have < now and buffer.growing == d else now
+        for d, (have, now) in enumerate(zip(data.shape, buffer.shape, strict=True))
+    )
 
 
 def collect(program: Program, memories: Mapping[Coord, Memory]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from meshc.emulate.network import Message, Network
+from meshc.emulator.network import Message, Network
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.program import DEFAULT_ROUTE
@@ -45,7 +45,7 @@ class Arrival:
 class TrafficResult:
     """Arrivals in the order of the messages.
 
-    link_busy_cycles: of each link that carried something, indexed as in `meshc.emulate.paths`.
+    link_busy_cycles: of each link that carried something, indexed as in `meshc.emulator.paths`.
     """
 
     arrivals: tuple[Arrival, ...]

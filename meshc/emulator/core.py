@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from meshc import ops as op_records
-from meshc.emulate.sizes import ITEM_BYTES, array_bytes
+from meshc.emulator.sizes import ITEM_BYTES, array_bytes
 from meshc.errors import InputError
 from meshc.ir.chip import Array, ChipSpec, CoreSpec
 from meshc.ir.graph import Op

@@ -21,7 +21,7 @@ from heapq import heappop, heappush, heappushpop
 from math import ceil, inf
 from typing import Generic, TypeVar
 
-from meshc.emulate.paths import Path, Paths
+from meshc.emulator.paths import Path, Paths
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshc.emulate.flight import Core, Delivery, Flight, Meetings
+from meshc.emulator.flight import Core, Delivery, Flight, Meetings
 from meshc.errors import InvariantError
 
 

@@ -7,9 +7,9 @@ from math import inf
 
 import numpy as np
 
-from meshc.emulate.network import Message, Network
-from meshc.emulate.sizes import view_bytes
-from meshc.emulate.sram import Memory
+from meshc.emulator.network import Message, Network
+from meshc.emulator.sizes import view_bytes
+from meshc.emulator.sram import Memory
 from meshc.errors import InvariantError
 from meshc.ir.chip import ChipSpec
 from meshc.ir.stream import Key, Recv, Send, Step

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from meshc.emulate.flight import Core, Flight
-from meshc.emulate.network import Network
+from meshc.emulator.flight import Core, Flight
+from meshc.emulator.network import Network
 from meshc.ir.chip import ChipSpec
 from meshc.ir.stream import Step
 from meshc.ir.trace import Span, Trace

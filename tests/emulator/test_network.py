@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshc.emulate.cores import run_streams
-from meshc.emulate.paths import Paths
+from meshc.emulator.cores import run_streams
+from meshc.emulator.paths import Paths
 from meshc.errors import InvariantError
 from meshc.ir.chip import ChipSpec, Coord, Seams
 from meshc.ir.routing import Route

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshc.emulate import Faults, check_chip_runs, emulate
-from meshc.emulate.cores import run_streams
-from meshc.emulate.sram import POISON, Memory, combine
+from meshc.emulator import Faults, check_chip_runs, emulate
+from meshc.emulator.cores import run_streams
+from meshc.emulator.sram import POISON, Memory, combine
 from meshc.errors import InputError, InvariantError
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.graph import Op

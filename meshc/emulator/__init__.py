@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshc.emulate.core import check_chip_runs
-from meshc.emulate.cores import Faults, Progress, run_streams
-from meshc.emulate.sram import collect, load
+from meshc.emulator.core import check_chip_runs
+from meshc.emulator.cores import Faults, Progress, run_streams
+from meshc.emulator.sram import Memory, collect, load
 from meshc.errors import InputError
 from meshc.expand import POSITIONS, Expander
-from meshc.ir.chip import ChipSpec
+from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.program import Program
 from meshc.ir.trace import Trace
 
@@ -33,9 +33,11 @@ def _run_cores(
     faults: Faults | None,
     progress: Progress | None,
     core_spans: bool,
+    state: dict[Coord, Memory] | None,
+    keep_state: bool,
 ) -> Trace:
     expander = Expander(program)
-    memories = load(program, chip, tensors) if tensors is not None else None
+    memories = load(program, chip, tensors, state) if tensors is not None else None
     trace = run_streams(
         {core: expander.stream(core) for core in expander.cores()},
         chip,
@@ -48,7 +50,10 @@ def _run_cores(
         core_spans=core_spans,
         region_of=lambda position: program.schedule[position // POSITIONS].region,
     )
-    return replace(trace, outputs=collect(program, memories)) if memories is not None else trace
+    if memories is None:
+        return trace
+    left = memories if keep_state else None
+    return replace(trace, outputs=collect(program, memories), state=left)
 
 
 ENGINES = {"cores": _run_cores}
@@ -65,6 +70,8 @@ def emulate(
     faults: Faults | None = None,
     progress: Progress | None = None,
     core_spans: bool = False,
+    state: dict[Coord, Memory] | None = None,
+    keep_state: bool = False,
 ) -> Trace:
     """Run a program on a chip.
 
@@ -74,6 +81,8 @@ def emulate(
     cycle_limit: InputError when the run takes longer.   faults: for tests of verification.
     progress: called now and then with (cycle, cores done, cores).
     core_spans: also record each core's own time in each span.
+    state: memories to start from (`Trace.state` of an earlier step of the same model); weights
+        and caches are then not loaded again.   keep_state: put the memories into the Trace.
     """
     if engine not in ENGINES:
         raise InputError(
@@ -89,4 +98,6 @@ def emulate(
         faults=faults,
         progress=progress,
         core_spans=core_spans,
+        state=state,
+        keep_state=keep_state,
     )

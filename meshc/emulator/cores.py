@@ -14,14 +14,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from meshc.emulate.carry import execute, prepare
-from meshc.emulate.core import CoreTimer
-from meshc.emulate.deadlock import stuck_error, unmatched_error
-from meshc.emulate.flight import Core, Flight, Meetings
-from meshc.emulate.network import Network, cycle_limit_error
-from meshc.emulate.sizes import array_bytes, view_bytes
-from meshc.emulate.sram import Memory
-from meshc.emulate.tally import Tally
+from meshc.emulator.carry import execute, prepare
+from meshc.emulator.core import CoreTimer
+from meshc.emulator.deadlock import stuck_error, unmatched_error
+from meshc.emulator.flight import Core, Flight, Meetings
+from meshc.emulator.network import Network, cycle_limit_error
+from meshc.emulator.sizes import array_bytes, view_bytes
+from meshc.emulator.sram import Memory
+from meshc.emulator.tally import Tally
 from meshc.errors import InvariantError
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.graph import Op

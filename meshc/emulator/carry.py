@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshc import ops as op_records
-from meshc.emulate.sram import Memory, combine
+from meshc.emulator.sram import Memory, combine
 from meshc.errors import InvariantError
 from meshc.ir.graph import Op
 from meshc.ir.stream import Combine, Copy, Kernel, Recv, View

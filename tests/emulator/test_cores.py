@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from meshc.emulate.cores import run_streams
+from meshc.emulator.cores import run_streams
 from meshc.errors import InputError, InvariantError
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.stream import Combine

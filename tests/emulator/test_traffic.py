@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshc.emulate.traffic import Traffic, TrafficResult, simulate_messages
+from meshc.emulator.traffic import Traffic, TrafficResult, simulate_messages
 from meshc.errors import InputError
 from meshc.ir.chip import Coord
 from meshc.ir.routing import Route
