@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,28 @@ class Peak:
 
     def constant(self, cell: int) -> float:
         return self.base[cell] if self.base else 0.0
+
+    @cached_property
+    def by_choice(self) -> dict[int, tuple[np.ndarray[Any, np.dtype[np.intp]], Floats]]:
+        """Choice → the cells it loads, and the load of each [option, cell]."""
+        found: dict[int, dict[int, Floats]] = {}
+        for i, cell in enumerate(self.loads):
+            for c, a in cell:
+                own = found.setdefault(c, {})
+                own[i] = own[i] + a if i in own else a
+        return {
+            c: (np.array(sorted(own), np.intp), np.stack([own[i] for i in sorted(own)], 1))
+            for c, own in sorted(found.items())
+        }
+
+    def largest(self, options: Sequence[int]) -> float:
+        """The largest load under an assignment; 0 without cells."""
+        if not self.loads:
+            return 0.0
+        total = np.array(self.base, float) if self.base else np.zeros(len(self.loads))
+        for c, (cells, loads) in self.by_choice.items():
+            total[cells] += loads[options[c]]
+        return float(total.max())
 
 
 @dataclass(frozen=True)
@@ -137,11 +160,7 @@ class ChoiceProblem:
         total = math.fsum(c.costs[o] for c, o in zip(self.choices, options, strict=True))
         total += math.fsum(float(p.costs[options[p.first], options[p.second]]) for p in self.pairs)
         for peak in self.peaks:
-            loads = [
-                peak.constant(i) + math.fsum(float(a[options[c]]) for c, a in cell)
-                for i, cell in enumerate(peak.loads)
-            ]
-            total += peak.weight * max(loads, default=0.0)
+            total += peak.weight * peak.largest(options)
         return total
 
     def violations(self, options: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:

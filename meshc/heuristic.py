@@ -89,14 +89,8 @@ class Search:
         # Per choice and peak: (peak, touched cells, loads[option, touched cell]).
         self.peak_loads: list[list[tuple[int, Indices, Floats]]] = [[] for _ in self.unary]
         for p, peak in enumerate(self.problem.peaks):
-            touched: dict[int, dict[int, Floats]] = {}
-            for i, cell in enumerate(peak.loads):
-                for c, a in cell:
-                    own = touched.setdefault(c, {})
-                    own[i] = own[i] + a if i in own else a
-            for c, own in touched.items():
-                cells = np.array(sorted(own), np.intp)
-                self.peak_loads[c].append((p, cells, np.stack([own[i] for i in sorted(own)], 1)))
+            for c, (cells, loads) in peak.by_choice.items():
+                self.peak_loads[c].append((p, cells, loads))
 
     def set(self, options: Sequence[int]) -> None:
         """Take this assignment and recompute all sums."""
@@ -234,7 +228,7 @@ def greedy(
     keep()
     rng = np.random.default_rng(seed)
     count = len(problem.choices)
-    for _ in range(400):
+    for _ in range(min(400, 20 * count)):
         if search.scores > effort or time.monotonic() > deadline or count < 2:
             break
         if best is not None:

@@ -29,8 +29,8 @@ from meshc.partition.candidates import resize, resize_layout
 from meshc.partition.predict import predict
 from meshc.place import Block, Net, place
 from meshc.route import route
+from meshc.store import STAGES
 
-STAGES = ("import", "partition", "place", "route", "emit")
 RETRIES = 4  # of planning with less SRAM, when the memory layout is fuller than planned
 
 

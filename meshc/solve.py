@@ -320,11 +320,7 @@ class _Model:
             key = (int(row_class[options[pair.first]]), int(col_class[options[pair.second]]))
             values[y[key].name] = 1.0
         for peak, (top, unit) in zip(self.problem.peaks, self.tops, strict=True):
-            loads = [
-                peak.constant(i) + sum(float(a[options[c]]) for c, a in cell)
-                for i, cell in enumerate(peak.loads)
-            ]
-            values[top.name] = max(loads) / unit
+            values[top.name] = peak.largest(options) / unit
         return values
 
     def options(self) -> Options | None:

@@ -28,6 +28,8 @@ from meshc.memory import region_buffers
 
 COMPILED = "compiled.json"
 MARKER = "meshc.json"
+SECONDS = "seconds.json"
+STAGES = ("import", "partition", "place", "route", "emit")
 REPORT = "report.json"
 
 
@@ -86,14 +88,18 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-def save_compiled(compiled: Any, folder: Path) -> None:
-    """Write compiled.json into a folder."""
+def save_compiled(compiled: Compiled, folder: Path) -> None:
+    """Write compiled.json into a folder, and the seconds that it took beside it, so that equal
+    inputs give an equal compiled.json."""
     phases = {n: replace(p, graph=None) for n, p in compiled.phases.items()}
-    text = codec.dumps(replace(compiled, phases=phases))
+    solves = tuple(replace(s, seconds=0.0) for s in compiled.solves)
+    text = codec.dumps(replace(compiled, phases=phases, solves=solves, seconds={}))
     write_whole(folder / COMPILED, (text + "\n").encode())
+    taken = {"stages": compiled.seconds, "solves": [s.seconds for s in compiled.solves]}
+    write_json(folder / SECONDS, taken)
 
 
-def open_compiled(out: Path) -> Any:
+def open_compiled(out: Path) -> Compiled:
     """Read what `meshc compile` wrote; InputError when there is none."""
     path = out / COMPILED
     if not out.is_dir():
@@ -112,12 +118,25 @@ def open_compiled(out: Path) -> Any:
         raise InputError(f"'{path}' cannot be read ({error.strerror}).") from None
     try:
         compiled = codec.loads(text)
-        compiled.phases  # noqa: B018  (any other JSON is not a compiled model)
+        if not isinstance(compiled, Compiled):
+            raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(
             f"'{path}' is damaged or from another version of meshc; compile the model again."
         ) from None
-    return compiled
+    return _with_seconds(compiled, out / SECONDS)
+
+
+def _with_seconds(compiled: Compiled, path: Path) -> Compiled:
+    """Put the times taken back in; without their file they are unknown and stay zero."""
+    try:
+        taken = json.loads(path.read_text())
+        solves = tuple(
+            replace(s, seconds=t) for s, t in zip(compiled.solves, taken["solves"], strict=True)
+        )
+        return replace(compiled, solves=solves, seconds=taken["stages"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return replace(compiled, seconds=dict.fromkeys(STAGES, 0.0))
 
 
 def write_json(path: Path, value: Any) -> None:

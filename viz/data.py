@@ -3,14 +3,14 @@
 A run's folder holds report.json and, for each phase, `trace-<phase>.json` and
 `trace-<phase>.npz`. The JSON has
 
-    chip     {name, rows, cols, dead [[row, col], ...], clock_hz?, topology?}
-    phase, cycles
+    chip     {name, rows, cols, dead [[row, col], ...], clock_hz}
+    model, phase, cycles
     regions  {name: [row, col, rows, cols]}
     spans    [[position, name, op, kind, layer, region, start, end,
-               compute, communication, wait], ...]                        times in cycles; kind: the op's
-               for a computing span, else reduce, broadcast, transfer, shift
-    sram     {capacity_bytes, buffers {region: [{name, kind, tensor, segment, offset, bytes,
-               stride, layers, live [first, last]}]}}
+               compute, communication, wait], ...]      times in cycles; kind: the op's for a
+               computing span, else reduce, broadcast, transfer or shift
+    sram     {capacity_bytes, REGION: [{name, kind, tensor, segment, offset, bytes, stride,
+               layers, live [first, last]}], ...}     or with the regions under "buffers"
     stages   {region: [[segment, first, last], ...]}                      layers [first, last)
     ops      {region: [[op, kind], ...]}
 
@@ -20,6 +20,7 @@ and the npz the per-core arrays of `meshc.ir.trace.Trace`, `sram_peak_bytes` and
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,8 +53,8 @@ class SramBuffer:
     """A buffer of `meshc.ir.program`, as far as the address map needs it.
 
     bytes: of one instance on the fullest lane.   stride: bytes from one layer's instance to the
-    next.   layers: instances on this region.   live: first and last position in the body of
-    `segment`, (0, -1) when it always holds a value.
+    next.   layers: instances on this region.   live: first and last position in the program at
+    which it holds a value, (0, -1) when it always does.
     """
 
     name: str
@@ -108,7 +109,6 @@ class RunData:
     macs: np.ndarray
     link_busy_cycles: np.ndarray
     link_bytes: np.ndarray
-    topology: str = "mesh"
     report: dict[str, Any] = field(default_factory=dict)
 
     def verify(self) -> None:
@@ -152,7 +152,8 @@ class RunData:
             mask[r.row : r.row + r.rows, r.col : r.col + r.cols] = True
         if not self.regions:
             mask |= self.compute_cycles + self.communication_cycles > 0
-        return mask & ~self.dead_mask
+        mask &= ~self.dead_mask
+        return mask
 
     @property
     def networks(self) -> int:
@@ -232,7 +233,7 @@ def load_run(out_dir: Path | str, phase: str) -> RunData:
             arrays = {name: npz[name] for name in (*CORE_ARRAYS, *LINK_ARRAYS)}
     except FileNotFoundError as error:
         raise _missing(arrays_path) from error
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise _malformed(arrays_path, error) from error
     try:
         run = _run_data(phase, report, trace, arrays)
@@ -246,7 +247,7 @@ def _run_data(
     phase: str, report: dict[str, Any], trace: dict[str, Any], arrays: dict[str, np.ndarray]
 ) -> RunData:
     chip, sram = trace["chip"], trace.get("sram", {})
-    tables = sram.get("buffers") or {k: v for k, v in sram.items() if isinstance(v, list)}
+    tables = sram.get("buffers", {k: v for k, v in sram.items() if isinstance(v, list)})
     return RunData(
         model=str(report.get("model", {}).get("name") or trace.get("model", "model")),
         chip=str(chip["name"]),
@@ -268,7 +269,6 @@ def _run_data(
         spans=tuple(_span(values) for values in trace["spans"]),
         sram_capacity_bytes=int(sram.get("capacity_bytes", 0)),
         buffers={r: tuple(_buffer(b) for b in table) for r, table in tables.items()},
-        topology=str(chip.get("topology", "mesh")),
         report=report,
         **arrays,
     )

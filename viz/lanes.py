@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -172,10 +173,14 @@ def time_axes(axes: Axes, run: RunData) -> None:
         return
     scale, unit = (1e6, "µs") if run.cycles / run.clock_hz < 0.01 else (1e3, "ms")
     factor = scale / run.clock_hz
-    above = axes.secondary_xaxis("top", functions=(lambda c: c * factor, lambda t: t / factor))
+    above = axes.secondary_xaxis("top", functions=(_scale(factor), _scale(1 / factor)))
     above.tick_params(length=2.5, labelsize=8.5)
     above.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     above.set_xlabel(unit)
+
+
+def _scale(factor: float) -> Callable[[Any], Any]:
+    return lambda values: values * factor
 
 
 def _region_names(run: RunData) -> list[str]:

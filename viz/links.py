@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from meshc.ir.trace import DIRECTIONS
 
 from .data import RunData
-from .mesh import Window, draw_dead, frame, label_cells, outline_regions, window_of
+from .mesh import Window, draw_dead, frame, label_cells, numbers, outline_regions, window_of
 from .panel import LEFT, Room, bar_below, heat_panel, mesh_axes, mesh_key, room_for
 from .sheet import MARGIN, Sheet, header_height
-from .style import FAINT, LINK_MAP, cell_text, nice_ceiling, percent_text, styled
+from .style import FAINT, LINK_MAP, nice_ceiling, percent_text, styled
 
 ARROWS = 16  # up to so many rows and columns, every link is drawn
 STEPS = {"east": (0, 1), "west": (0, -1), "south": (1, 0), "north": (-1, 0)}
@@ -66,7 +66,7 @@ def links(run: RunData) -> Figure:
             hidden=busiest == 0,
             names=False,
         )
-        label_cells(axes, run, window, lambda r, c, b=busiest: cell_text(b[r, c]), size=8)
+        label_cells(axes, run, window, numbers(busiest), size=8)
         if len(beside) == 1:
             axes = mesh_axes(sheet, beside[0], f"arrows {network}", "Every link")
             _draw_links(axes, run, window, here, top_value)

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator
 
 from .data import RunData
-from .style import DEAD, FAINT, INK, MUTED, UNUSED, halo
+from .style import DEAD, FAINT, INK, MUTED, UNUSED, cell_text, halo
 
 HATCH = "//////"
 LABELLED = 8  # up to so many rows and columns, cells carry text
@@ -207,6 +207,11 @@ def label_cells(
                     zorder=4,
                     linespacing=1.15,
                 )
+
+
+def numbers(values: np.ndarray) -> Callable[[int, int], str]:
+    """The text of a cell: its value."""
+    return lambda row, col: cell_text(float(values[row, col]))
 
 
 def draw_locator(axes: Axes, run: RunData, window: Window) -> None:

@@ -16,7 +16,7 @@ from .data import RunData
 from .mesh import Window, draw_mesh, label_cells, outline_regions, window_of
 from .panel import LEFT, TITLE, Room, mesh_axes, mesh_key, room_for
 from .sheet import MARGIN, Sheet, header_height
-from .style import halo, region_colour, shorten, styled, text_width
+from .style import halo, region_colour, shorten, styled, text_width, tidy
 from .tables import TABLE_WIDTH, full_table, short_table, table_lines
 
 DETAILED = 5  # so many regions have a full entry in the table
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def op_names(self) -> list[str]:
-        return list(dict.fromkeys(name for name, _ in self.ops))
+        return list(dict.fromkeys(tidy(name) for name, _ in self.ops))
 
 
 def places(run: RunData) -> list[Place]:

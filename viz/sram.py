@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from meshc.ir.chip import Coord
 
 from .data import RunData, SramBuffer
-from .mesh import label_cells, window_of
+from .mesh import label_cells, numbers, window_of
 from .panel import LEFT, TITLE, heat_panel, mesh_key, room_for
 from .sheet import MARGIN, Sheet, header_height
 from .style import (
@@ -31,9 +31,10 @@ from .style import (
     squeeze,
     styled,
     text_width,
+    tidy,
 )
 
-MAP_WIDTH, MAP_HEIGHT, LAYERS_WIDTH, LEGEND_WIDTH = 5.6, 4.4, 0.6, 1.35
+MAP_WIDTH, MAP_HEIGHT, LAYERS_WIDTH, LEGEND_WIDTH = 5.6, 4.4, 0.72, 1.35
 NAMES = 0.2  # room above the map for the names of its segments
 LOW_PEAK = 0.35  # below this occupancy the map's address axis ends above the peak
 SMALLEST_LABEL = 0.125  # inches that a rectangle must be high to carry its name
@@ -84,7 +85,7 @@ def sram(run: RunData) -> Figure:
         cmap=OCCUPANCY_MAP,
         top_value=max(100.0, float(share.max())),
     )
-    label_cells(axes, run, window, lambda r, c: f"{share[r, c]:.0f}", size=8.5)
+    label_cells(axes, run, window, numbers(share), size=8.5)
     mesh_key(sheet, run, room.left + LEFT, room.bottom + 0.1)
     _address_map(sheet, run, map_left, top, capacity)
     return sheet.figure
@@ -135,8 +136,7 @@ def _positions(buffers: list[SramBuffer]) -> tuple[int, int]:
 def _boxes(buffer: SramBuffer, start: int, end: int) -> list[Box]:
     first, last = (start, end) if buffer.persistent else (buffer.live[0], buffer.live[1] + 1)
     return [
-        Box(buffer, first, last, buffer.offset + i * buffer.stride)
-        for i in range(buffer.instances)
+        Box(buffer, first, last, buffer.offset + i * buffer.stride) for i in range(buffer.instances)
     ]
 
 
@@ -158,8 +158,8 @@ def _draw_buffers(axes: Axes, boxes: list[Box], limit: float, positions: float) 
         )
     for b in boxes:
         width = (b.last - b.first) * MAP_WIDTH / positions - 0.06
-        words = squeeze(b.buffer.tensor or b.buffer.name, 7.5, width)
-        if b.bytes * inches < SMALLEST_LABEL or len(words) < 3:
+        words = squeeze(tidy(b.buffer.tensor or b.buffer.name), 7.5, width)
+        if b.bytes * inches < SMALLEST_LABEL or (len(words) < 6 and "…" in words):
             continue
         axes.text(
             (b.first + b.last) / 2,
@@ -235,7 +235,7 @@ def _draw_segments(
     parts = []
     for name, left, right in zip(names, starts[:-1], starts[1:], strict=True):
         parts.append(f"{name} {left}–{right - 1}" if right - left > 1 else f"{name} {left}")
-        words = f"{name} (each layer)" if name in run.repeated else name
+        words = f"{name} (one pass per layer)" if name in run.repeated else name
         width = (right - left) * MAP_WIDTH / (end - start) - 0.04
         words = words if text_width(words, 8.5) <= width else shorten(name, 8.5, width)
         if left > start:

@@ -7,6 +7,7 @@ perceptually uniform maps only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +16,8 @@ import matplotlib
 from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
 from matplotlib.textpath import TextPath
+
+_LAYER_PATH = re.compile(r"(?<!\S)\S*?\b[A-Za-z_]+[./]\d+[./](?=\S)")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,8 +33,8 @@ KIND_COLOURS = {
     "matmul": "#0072B2",
     "fused": "#56B4E9",
     "map": "#009E73",
-    "reduce": "#117733",
-    "gather": "#999933",
+    "reduce": "#BBCC33",
+    "gather": "#8C5A2B",
     "append": "#332288",
     "reshape": LAYOUT,
     "transpose": LAYOUT,
@@ -105,6 +108,7 @@ RC: dict[str, Any] = {
     "hatch.linewidth": 0.6,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
+    "text.parse_math": False,
     "svg.hashsalt": "meshc",
     "svg.fonttype": "path",
     "path.simplify": True,
@@ -118,8 +122,8 @@ def styled(picture: Callable[P, R]) -> Callable[P, R]:
     def with_style(*args: P.args, **kwargs: P.kwargs) -> R:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
-            for name, value in RC.items():
-            matplotlib.rcParams[name] = value
+            settings: Any = matplotlib.rcParams
+            settings.update(RC)
             return picture(*args, **kwargs)
 
     return with_style
@@ -163,6 +167,12 @@ def shorten(text: str, size: float, width: float, weight: str = "normal") -> str
         else:
             high = middle - 1
     return text[:low].rstrip(" .,·") + "…" if low else ""
+
+
+def tidy(name: str) -> str:
+    """A model's name of an op or tensor without its path down to the layer, which is the same for
+    all of a layer's: "reduce /model/layers.0/mlp/MatMul" → "reduce mlp/MatMul"."""
+    return _LAYER_PATH.sub("", name).lstrip("/") or name
 
 
 def squeeze(text: str, size: float, width: float) -> str:

@@ -35,6 +35,7 @@ from .style import (
     squeeze,
     styled,
     text_width,
+    tidy,
 )
 
 WIDEST_NAME, PLOT, PARTS = 3.0, 8.8, 1.9  # inches: names, time axis, bars of where time goes
@@ -108,7 +109,7 @@ def _longest(spans: list[Span]) -> tuple[list[Span], list[Span]]:
 
 def _row_names(shown: list[Span], rest: list[Span]) -> list[str]:
     several = len({s.region for s in (*shown, *rest)}) > 1
-    names = [f"{s.region}: {s.name}" if several else s.name for s in shown]
+    names = [f"{s.region}: {tidy(s.name)}" if several else tidy(s.name) for s in shown]
     return [*names, f"{len(rest)} shorter instructions"] if rest else names
 
 
@@ -181,10 +182,10 @@ def _parts(
     axes.tick_params(axis="x", length=2.5)
     axes.set_xlabel("share of its time, average core")
     sheet.text(left - 0.08, top - 0.09, "cycles", size=8.5, colour=MUTED, align="right")
-    for name, words in (("compute", "compute"), ("communication", "comm."), ("waiting", "wait")):
+    for name, words in (("compute", "compute"), ("communication", "communication"), ("waiting", "wait")):
         sheet.swatch(left, top - 0.09, TIME_COLOURS[name], size=0.1)
         sheet.text(left + 0.14, top - 0.09, words, size=8.5)
-        left += 0.14 + text_width(words, 8.5) + 0.12
+        left += 0.2
 
 
 def _key(sheet: Sheet, run: RunData, left: float, top: float) -> None:

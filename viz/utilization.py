@@ -6,14 +6,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .data import RunData
-from .mesh import label_cells, window_of
+from .mesh import label_cells, numbers, window_of
 from .panel import LEFT, heat_panel, mesh_key, room_for
 from .sheet import MARGIN, Sheet, header_height
 from .style import (
     MUTED,
     SHARE_MAP,
     TIME_COLOURS,
-    cell_text,
     nice_ceiling,
     percent_text,
     styled,
@@ -60,7 +59,7 @@ def utilization(run: RunData) -> Figure:
             top_value=nice_ceiling(float(used.max())),
         )
         if room.mesh_width / window.cols > 0.4:
-            label_cells(axes, run, window, lambda r, c, s=share: cell_text(s[r, c]), size=8)
+            label_cells(axes, run, window, numbers(share), size=8)
     mesh_key(sheet, run, rooms[0].left + LEFT, rooms[0].bottom + 0.1)
     _average_core(sheet, run, rooms[0].left + LEFT, bottom, rooms[-1].right - 0.2)
     return sheet.figure

@@ -12,10 +12,11 @@ import numpy as np
 from meshc.errors import InputError
 from meshc.frontend.binding import bound_shape, folded_inputs
 from meshc.frontend.builder import UNKNOWN, Builder, Node, Value
-from meshc.frontend.folding import MIXED, Const
+from meshc.frontend.folding import Const
 from meshc.frontend.fuse import fuse as fuse_maps
 from meshc.frontend.groups import share_heads
 from meshc.frontend.importer import Importer, Poison
+from meshc.frontend.labels import MIXED
 from meshc.frontend.order import main_output, ordered
 from meshc.frontend.reader import Model
 from meshc.frontend.repeats import Repeat, find_repeats
@@ -85,6 +86,11 @@ def bind(
     _check_shapes(model, inputs)
     net = Net(roots)
     simplify(net)
+    pairs += _static_pairs(roots)
+    present = {id(v) for _, v in pairs}
+    for node in net.nodes():
+        if node.kind == "append" and id(node.output) not in present:
+            node.kind = "concat"  # nothing puts the longer cache out
     share_heads(net, builder)
     share_rows(net, workload.batch)
     main, ends = main_output(names), [v for _, v in roots]
@@ -100,15 +106,14 @@ def bind(
     }
     past_of = {id(present): past for past, present in pairs}
     caches = []
+    named = {id(v): n for n, v in roots}
     for op in ops:
         if id(op.output) in past_of:
             past = past_of[id(op.output)]
-            present = next(n for n, v in roots if v is op.output)
-            axis = op.attrs["axis"]
             shape = list(op.output.shape)
-            shape[axis] = past.shape[axis] if past is not None else 0
+            shape[op.attrs["axis"]] = past.shape[op.attrs["axis"]] if past is not None else 0
             name = past.name if past is not None else None
-            caches.append((name, present, tuple(shape), op.output.dtype))
+            caches.append((name, named[id(op.output)], tuple(shape), op.output.dtype))
     return Bound(graph, data, folded, given, tuple(caches))
 
 
@@ -198,6 +203,18 @@ def _roots(
     return roots, pairs
 
 
+def _static_pairs(roots: Sequence[tuple[str, Value]]) -> list[tuple[Value | None, Value]]:
+    """Caches of fixed length: outputs that are a past input with rows written over."""
+    found: list[tuple[Value | None, Value]] = []
+    for _, v in roots:
+        if v.node is None or v.node.kind != "concat":
+            continue
+        first = v.node.inputs[0].node
+        if first is not None and first.kind == "slice" and first.inputs[0].source == "CACHE":
+            found.append((first.inputs[0], v))
+    return found
+
+
 def _is_cache(name: str, value: Value) -> bool:
     return value.rank == 4 and value.node is not None and bool(_CACHE_OUTPUT.search(name.lower()))
 
@@ -220,6 +237,7 @@ class _Assembly:
         self.tensors: dict[str, Tensor] = {}
         self.by_key: dict[tuple[str, tuple[str, ...]], str] = {}
         self.consts: dict[str, Const] = {}
+        self.op_names: set[str] = set()
         self.body_last = repeat.start + repeat.period * repeat.count
 
     def build(
@@ -276,14 +294,22 @@ class _Assembly:
                 names.append(self._plain(v))
         out = node.output
         kind: TensorKind = "OUTPUT" if id(out) in self.outputs else "ACTIVATION"
-        shown = (out.name,)
+        shown: tuple[str, ...] = (out.name,)
         if inside and self.repeat.count > 1:
             layers = self._layers(j)
             if any(id(v) in self.outputs for v in layers):
                 kind, shown = "OUTPUT", tuple(v.name for v in layers)
         self.tensors[out.name] = Tensor(out.name, kind, out.shape, out.dtype, shown)
         attrs = tuple(sorted(node.attrs.items()))
-        return Op(node.name, node.kind, tuple(names), out.name, attrs, (node.source,))
+        return Op(self._op_name(node.name), node.kind, tuple(names), out.name, attrs, (node.source,))
+
+    def _op_name(self, name: str) -> str:
+        """`name`, numbered where another op has it already."""
+        unique, n = name, 1
+        while unique in self.op_names:
+            unique, n = f"{name}#{n}", n + 1
+        self.op_names.add(unique)
+        return unique
 
     def _layers(self, j: int) -> list[Value]:
         r = self.repeat
@@ -329,17 +355,24 @@ class _Assembly:
         """One pair per body; tensors are those of the first layer."""
         r = self.repeat
         found: dict[tuple[str | None, str], CachePair] = {}
+        reads = {
+            id(v): (i, k)
+            for i, op in enumerate(self.ops)
+            for k, v in enumerate(op.inputs)
+            if v.source == "CACHE"
+        }
         for past, present in self.pairs:
             node = present.node
             assert node is not None
             at = node.order
-            j = (at - r.start) % r.period if r.count > 1 and r.start <= at < self.body_last else -1
-            if j >= 0:
-                node = self.ops[r.start + j]
-            instances = r.instances.get((j, 0)) if j >= 0 and past is not None else None
+            inside = r.count > 1 and r.start <= at < self.body_last
+            if inside:
+                node = self.ops[r.start + (at - r.start) % r.period]
             name = None
             if past is not None:
-                name = self._outside(instances or (node.inputs[0],))
+                i, k = reads[id(past)]
+                key = ((i - r.start) % r.period, k) if inside else (-1, k)
+                name = self._outside(r.instances.get(key, (past,)))
             pair = CachePair(name, node.output.name, node.attrs["axis"])
             found.setdefault((pair.past, pair.present), pair)
         return list(found.values())

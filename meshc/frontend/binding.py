@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
-from meshc.frontend.folding import BATCH, FIXED, MIXED, NEW, PAST, TOTAL
+from meshc.frontend.labels import BATCH, BUFFER, FIXED, NEW, PAST, TOTAL, Label
 from meshc.frontend.reader import Model, Port
 from meshc.frontend.roles import Kind
 from meshc.ir.dtypes import NUMPY
@@ -17,8 +17,8 @@ from meshc.ir.workload import Phase, Workload
 
 DEFAULT_PROMPT = 16
 DEFAULT_GROWTH = 64  # tokens that "both" leaves room for behind the prompt
-LABELS: dict[Kind, int] = {
-    "batch": BATCH, "new": NEW, "past": PAST, "total": TOTAL, "buffer": MIXED,
+LABELS: dict[Kind, Label] = {
+    "batch": BATCH, "new": NEW, "past": PAST, "total": TOTAL, "buffer": BUFFER,
 }  # fmt: skip
 
 
@@ -252,18 +252,21 @@ def _check_dims(found: Mapping[Phase, tuple[Model, Workload]], dims: Mapping[str
 
 def bound_shape(
     model: Model, port: Port, workload: Workload, unknown: list[str]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+) -> tuple[tuple[int, ...], tuple[Label, ...]]:
     """Shape and labels of an input; -1 and an entry in `unknown` where a symbol is unbound.
 
     Numbers that the graph fixes and the workload contradicts raise InputError.
     """
     sizes, given = Sizes.of(workload), dict(workload.dims)
     symbols = model.roles.symbols()
-    shape, labels = [], []
+    shape: list[int] = []
+    labels: list[Label] = []
     for kind, dim in zip(model.roles.kinds(port.name), port.dims, strict=True):
         if isinstance(dim, str) and kind is None:
             kind = symbols.get(dim)
-        label = FIXED if kind is None else LABELS[kind]
+        label = FIXED if kind is None or isinstance(dim, int) else LABELS[kind]
+        if kind == "total" and not model.has_past and label != FIXED:
+            label = NEW
         if isinstance(dim, int):
             if kind is not None and sizes.get(kind) != dim:
                 raise InputError(

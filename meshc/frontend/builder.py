@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
-from meshc.frontend.folding import FIXED, MIXED, NEW, PAST, TOTAL, Const, Origin, Steps, fold
+from meshc.frontend.folding import Const, Origin, Steps, fold
+from meshc.frontend.labels import FIXED, MIXED, Label, array_of, loose, total
 from meshc.ir.dtypes import NAMES, NUMPY
 
 UNKNOWN = -1  # a dimension of a past input that only its consumer tells
@@ -33,14 +34,14 @@ class Unsupported(Exception):
 class Value:
     """A tensor of the graph under construction.
 
-    labels: where each dimension's size comes from (`folding.FIXED` and so on).
+    labels: where each dimension's size comes from (see `labels`).
     source: "INPUT", "CACHE", "CONST" or "OP".
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    labels: tuple[int, ...]
+    labels: tuple[Label, ...]
     source: str = "OP"
     const: Const | None = None
     node: Node | None = None
@@ -89,7 +90,7 @@ class Builder:
         self.names.add(f"{name}#{n}")
         return f"{name}#{n}"
 
-    def value(self, const: Const, name: str, labels: tuple[int, ...] | None = None) -> Value:
+    def value(self, const: Const, name: str, labels: tuple[Label, ...] | None = None) -> Value:
         """A constant as a value."""
         if labels is None:
             labels = (FIXED if const.fixed else MIXED,) * len(const.shape)
@@ -106,9 +107,9 @@ class Builder:
             return self.interned[key]
         return self.value(const, name)
 
-    def ints(self, numbers: Sequence[int], labels: Sequence[int] = ()) -> Value:
+    def ints(self, numbers: Sequence[int], labels: Sequence[Label] = ()) -> Value:
         """A vector of int64, with the origin of each element."""
-        origin: Origin = np.asarray(labels, np.int8) if any(labels) else FIXED
+        origin: Origin = array_of(labels) if any(labels) else FIXED
         return self.constant(np.asarray(list(numbers), np.int64), f"{self.scope}.ints", origin)
 
     # -- emission -----------------------------------------------------------------------------
@@ -120,7 +121,7 @@ class Builder:
         attrs: dict[str, Any],
         shape: Sequence[int],
         dtype: str,
-        labels: Sequence[int],
+        labels: Sequence[Label],
         suffix: str = "",
     ) -> Value:
         """One primitive op, or a constant where every operand is one."""
@@ -171,10 +172,11 @@ class Builder:
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.dtype == dtype else self.apply("cast", x, dtype=dtype)
 
-    def broadcast(self, inputs: Sequence[Value]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def broadcast(self, inputs: Sequence[Value]) -> tuple[tuple[int, ...], tuple[Label, ...]]:
         """Shape and labels of the inputs broadcast together."""
         rank = max(v.rank for v in inputs)
-        shape, labels = [1] * rank, [FIXED] * rank
+        shape = [1] * rank
+        labels: list[Label] = [FIXED] * rank
         for v in inputs:
             for i, (size, label) in enumerate(
                 zip(v.shape, v.labels, strict=True), start=rank - v.rank
@@ -241,7 +243,7 @@ class Builder:
         return self.emit("transpose", [x], {"perm": perm}, shape, x.dtype, labels, suffix)
 
     def reshape(
-        self, x: Value, shape: Sequence[int], labels: Sequence[int], suffix: str = ""
+        self, x: Value, shape: Sequence[int], labels: Sequence[Label], suffix: str = ""
     ) -> Value:
         if prod(shape) != prod(x.shape):
             raise InputError(
@@ -254,12 +256,12 @@ class Builder:
         return self.emit("reshape", [x], {}, shape, x.dtype, labels, suffix)
 
     def expand(
-        self, x: Value, shape: Sequence[int], labels: Sequence[int], suffix: str = ""
+        self, x: Value, shape: Sequence[int], labels: Sequence[Label], suffix: str = ""
     ) -> Value:
         return self.emit("expand", [x], {}, shape, x.dtype, labels, suffix)
 
     def slice(
-        self, x: Value, axis: int, start: int, length: int, label: int, step: int = 1,
+        self, x: Value, axis: int, start: int, length: int, label: Label, step: int = 1,
         suffix: str = "",
     ) -> Value:  # fmt: skip
         axis %= x.rank
@@ -273,7 +275,7 @@ class Builder:
         axis %= first.rank
         shape, labels = list(first.shape), list(first.labels)
         shape[axis] = sum(p.shape[axis] for p in parts)
-        labels[axis] = _sum_label([p.labels[axis] for p in parts])
+        labels[axis] = total([p.labels[axis] for p in parts], [p.shape[axis] for p in parts])
         return self.emit("concat", parts, {"axis": axis}, shape, first.dtype, labels, suffix)
 
     def gather(self, data: Value, indices: Value, axis: int, suffix: str = "") -> Value:
@@ -285,8 +287,13 @@ class Builder:
         )
 
     def append(self, past: Value | None, new: Value, axis: int, suffix: str = "") -> Value:
-        """`new` behind `past` in past's own memory; fills in past's unknown dimensions."""
+        """`new` behind `past` in past's own memory; fills in past's unknown dimensions.
+
+        A past that is no cache input is an ordinary operand.
+        """
         axis %= new.rank
+        if past is not None and past.source != "CACHE":
+            return self.concat([past, new], axis, suffix)
         shape, labels = list(new.shape), list(new.labels)
         inputs = [new]
         if past is not None:
@@ -300,8 +307,9 @@ class Builder:
                     f"shape {list(past.shape)}, which differs beside the token axis {axis}; the "
                     "graph is frozen to other sizes."
                 )
+            pair = (past, new)
+            labels[axis] = total([v.labels[axis] for v in pair], [v.shape[axis] for v in pair])
             shape[axis] += past.shape[axis]
-            labels[axis] = _sum_label([past.labels[axis], new.labels[axis]])
             inputs = [past, new]
         return self.emit("append", inputs, {"axis": axis}, shape, new.dtype, labels, suffix)
 
@@ -323,20 +331,13 @@ class Builder:
         return self.apply("div", weights, total, dtype=dtype, suffix="div")
 
 
-def _sum_label(labels: Sequence[int]) -> int:
-    loose = sorted(x for x in labels if x != FIXED)
-    if not loose:
-        return FIXED
-    return TOTAL if loose == [NEW, PAST] and len(labels) == 2 else MIXED
-
-
 def _inline(form: Steps, inputs: Sequence[Value], rank: int) -> tuple[Steps, list[Value]]:
     """Write fixed one-element constants into the steps."""
     kept: list[Value] = []
     new: list[tuple[str, Any]] = []
     for v in inputs:
         c = v.const
-        if c is not None and c.fixed and c.size == 1 and not any(v.labels):
+        if c is not None and c.fixed and c.size == 1 and not loose(array_of(v.labels)):
             new.append(("const", python_scalar(c)))
         elif any(v is k for k in kept):
             new.append(("in", next(i for i, k in enumerate(kept) if k is v)))

@@ -40,7 +40,7 @@ class Call:
         return i < len(self.used) and self.used[i]
 
 
-Lowering = Callable[[Builder, Call, Sequence[Value | None]], list[Value | None]]
+Lowering = Callable[[Builder, Call, Sequence[Value | None]], Sequence[Value | None]]
 
 
 def need(x: Sequence[Value | None], i: int) -> Value:

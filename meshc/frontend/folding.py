@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from meshc.frontend.labels import FIXED, MIXED, Label, array_of, loose, map_label
 from meshc.ir.dtypes import NUMPY
 
-# Where a number comes from. Decisions about the graph's structure look at this and never at
-# the number, so that a graph has the same ops for every batch, prompt and context.
-FIXED, BATCH, NEW, PAST, TOTAL, MIXED = range(6)
-Origin = int | np.ndarray
+Origin = Any  # a label for all elements, or an array of one label per element
 Step = tuple[str, tuple[tuple[str, Any], ...], str]
 Steps = tuple[Step, ...]
 
@@ -56,7 +54,7 @@ class Const:
     @property
     def fixed(self) -> bool:
         """Whether it comes from the model file alone."""
-        return not np.any(self.origin)
+        return not loose(self.origin)
 
     def array(self) -> np.ndarray:
         """The values, in the numpy type of `dtype`."""
@@ -68,8 +66,10 @@ class Const:
         return array
 
     def origins(self) -> np.ndarray:
-        """Origin of each element."""
-        return np.broadcast_to(np.asarray(self.origin, np.int8), self.shape)
+        """Label of each element."""
+        if isinstance(self.origin, np.ndarray):
+            return self.origin
+        return np.full(self.shape, self.origin, object)
 
 
 def fold(
@@ -78,17 +78,19 @@ def fold(
     inputs: Sequence[Const],
     shape: tuple[int, ...],
     dtype: str,
-    loose: bool,
+    shaped: bool,
 ) -> Const:
-    """The Const that a primitive op makes of constants; `loose`: its shape depends on the
+    """The Const that a primitive op makes of constants; `shaped`: its shape depends on the
     workload."""
     origin: Origin = FIXED
     size = int(np.prod(shape, dtype=np.int64))
     if not all(c.fixed for c in inputs):
         origin = MIXED
         if size <= 256 and dtype in ("int64", "int32"):
-            origin = _origin(kind, attrs, inputs, shape)
-    elif loose:
+            found = _origin(kind, attrs, inputs, shape)
+            whole = isinstance(found, np.ndarray) or found == MIXED
+            origin = found if whole else array_of([found]).reshape(())
+    elif shaped:
         origin = MIXED
     const = Const(
         shape,
@@ -107,27 +109,21 @@ def _origin(
     """Origin of each element of a folded integer tensor."""
     origins = [c.origins() for c in inputs]
     if kind == "gather":
-        if np.any(origins[1]):
-            return MIXED
-        arrays = [origins[0], inputs[1].array()]
-        return evaluate(kind, attrs, arrays, shape, "int8")
+        return MIXED if loose(origins[1]) else np.take(
+            origins[0], inputs[1].array(), axis=attrs["axis"]
+        )
     if kind in ("reshape", "transpose", "slice", "concat", "expand"):
-        return evaluate(kind, attrs, origins, shape, "int8")
+        return evaluate(kind, attrs, origins, shape, "")
     if kind == "map" and len(attrs["steps"]) == 1:
         fn, args, _ = attrs["steps"][0]
-        parts = [origins[a[1]] if a[0] == "in" else np.int8(FIXED) for a in args]
-        if fn == "cast":
-            return parts[0]
-        if fn == "add" and len(parts) == 2:
-            low, high = np.minimum(*parts), np.maximum(*parts)
-            total = (low == NEW) & (high == PAST)
-            return np.where(total, TOTAL, np.where(high == FIXED, FIXED, MIXED)).astype(np.int8)
-        if fn == "where" and args[0][0] == "in":
-            picked = np.where(inputs[args[0][1]].array(), parts[1], parts[2])
-            doubt = (picked == FIXED) & (parts[0] != FIXED)
-            return np.where(doubt, MIXED, picked).astype(np.int8)
-        mixed = np.max(np.stack(np.broadcast_arrays(*parts)), axis=0)
-        return np.broadcast_to(np.where(mixed == FIXED, FIXED, MIXED).astype(np.int8), shape)
+        parts = [np.broadcast_to(origins[a[1]], shape) if a[0] == "in" else None for a in args]
+        values = [np.broadcast_to(inputs[a[1]].array(), shape) if a[0] == "in" else None for a in args]
+        out = np.empty(shape, object)
+        for at in np.ndindex(*shape):
+            labels: list[Label] = [FIXED if p is None else p[at] for p in parts]
+            numbers = [a[1] if v is None else v[at] for a, v in zip(args, values, strict=True)]
+            out[at] = map_label(fn, labels, numbers)
+        return out
     return MIXED
 
 
@@ -147,7 +143,7 @@ def evaluate(
             a = np.swapaxes(a, -1, -2)
         if attrs.get("transpose_b"):
             b = np.swapaxes(b, -1, -2)
-        return np.matmul(a, b).astype(NUMPY[dtype])
+        return np.asarray(np.matmul(a, b)).astype(NUMPY[dtype])
     x = inputs[0]
     if kind == "reduce":
         return _reduce(attrs["fn"], x, attrs["axes"], attrs["keepdims"]).astype(NUMPY[dtype])
@@ -176,9 +172,9 @@ def _wide(x: np.ndarray) -> np.ndarray:
 def _reduce(fn: str, x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
     x = _wide(x)
     if fn == "sumsquare":
-        return np.sum(x * x, axis=axes, keepdims=keepdims)
+        return np.asarray(np.sum(x * x, axis=axes, keepdims=keepdims))
     if fn == "l2":
-        return np.sqrt(np.sum(x * x, axis=axes, keepdims=keepdims))
+        return np.asarray(np.sqrt(np.sum(x * x, axis=axes, keepdims=keepdims)))
     return np.asarray(getattr(np, fn)(x, axis=axes, keepdims=keepdims))
 
 

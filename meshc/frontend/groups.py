@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from meshc.frontend.builder import Builder, Node, Value
-from meshc.frontend.folding import FIXED
+from meshc.frontend.labels import FIXED, Label
 from meshc.frontend.simplify import Net
 
 
@@ -76,7 +76,7 @@ def _repeat_of(node: Node, readers: dict[int, list[Node]], net: Net) -> _Repeat 
     return _Repeat(view, groups, members)
 
 
-def _split(v: Value, repeat: _Repeat) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _split(v: Value, repeat: _Repeat) -> tuple[tuple[int, ...], tuple[Label, ...]]:
     """Shape and labels of [B, H, S, ·] as [B, KV, G, S, ·]."""
     shape = (v.shape[0], repeat.groups, repeat.members, *v.shape[2:])
     return shape, (v.labels[0], FIXED, FIXED, *v.labels[2:])

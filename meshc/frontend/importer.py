@@ -12,7 +12,8 @@ import numpy as np
 from meshc.errors import InputError
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call
-from meshc.frontend.folding import FIXED, Const
+from meshc.frontend.folding import Const
+from meshc.frontend.labels import FIXED
 from meshc.frontend.lower_fold import reference
 from meshc.frontend.operators import LOWERINGS
 from meshc.frontend.reader import DTYPES, Model, domain_of, read_tensor
@@ -127,7 +128,7 @@ class Importer:
         opsets: dict[str, int],
         prefix: str,
         attrs: dict[str, Any],
-    ) -> Sequence[Value | None | Poison]:
+    ) -> Sequence[Value | Poison | None]:
         """Lower one node, or reuse the result of an equal one."""
         domain, op = domain_of(node), node.op_type
         protos = [_resolved(a, attrs) for a in node.attribute]
@@ -144,19 +145,18 @@ class Importer:
         call = Call(domain, op, name, values, opsets.get(domain, 1), used, self.phase)
         call.extra["protos"] = protos
         function = self.model.functions.get((domain, op))
+        if function is not None:
+            inner = self._function(function, inputs, name, protos)
+            if not any(isinstance(v, Poison) for v in inner):
+                self.results[key] = (inner, inputs)
+            return inner
         try:
-            if function is not None:
-                out = self._function(function, node, inputs, name, protos)
-            else:
-                lower = LOWERINGS.get((domain, op), reference)
-                out = lower(b, call, inputs)
+            out = LOWERINGS.get((domain, op), reference)(b, call, inputs)
         except Unsupported as error:
             self.failures[_label(domain, op), str(error)] += 1
             return [POISON] * len(node.output)
-        if function is None:
-            self._name(out, [prefix + n if n else "" for n in node.output], name)
-        if all(not isinstance(v, Poison) for v in out):
-            self.results[key] = (out, inputs)
+        self._name(out, [prefix + n if n else "" for n in node.output], name)
+        self.results[key] = (out, inputs)
         return out
 
     def _name(self, out: Sequence[Value | None], names: Sequence[str], node: str) -> None:
@@ -210,8 +210,8 @@ class Importer:
                 env[name] = self._look(inner, result)
 
     def _function(
-        self, function: Any, node: Any, inputs: list[Value | None], name: str, protos: Sequence[Any]
-    ) -> list[Value | None | Poison]:
+        self, function: Any, inputs: Sequence[Value | None], name: str, protos: Sequence[Any]
+    ) -> Sequence[Value | Poison | None]:
         """Interpret a function that is local to the model."""
         env: Env = {n: None for n in function.input}
         env.update(zip(function.input, inputs, strict=False))

@@ -14,7 +14,8 @@ import numpy as np
 
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need, optional
-from meshc.frontend.folding import FIXED, MIXED, NEW, TOTAL, Const
+from meshc.frontend.folding import Const
+from meshc.frontend.labels import BATCH, FIXED, MIXED, NEW, TOTAL
 from meshc.frontend.lower_norm import inner_dtype
 from meshc.frontend.lower_rotary import merge_heads, rotate, split_heads, table_rows
 
@@ -87,6 +88,21 @@ def causal(b: Builder, new: int, total: int, offset: int, window: int = 0) -> Va
     return b.shared[key]
 
 
+def valid(b: Builder, new: int, total: int, lengths: np.ndarray, is_causal: bool) -> Value:
+    """Bool [B, 1, S, T]: the first `lengths` cached positions of each sequence, of which a causal
+    new token sees those up to its own, the last new token being the last valid one."""
+    key = ("valid", new, total, lengths.tobytes(), is_causal)
+    if key not in b.shared:
+        size = lengths.reshape(-1, 1, 1, 1)
+        cols = np.arange(total)[None, None, None, :]
+        seen = np.broadcast_to(cols < size, (len(lengths), 1, new, total))
+        if is_causal:
+            seen = seen & (cols <= np.arange(new)[None, None, :, None] + size - new)
+        const = Const.of(seen, "bool", MIXED)
+        b.shared[key] = b.value(const, b.unique("valid"), (BATCH, FIXED, NEW, TOTAL))
+    return b.shared[key]
+
+
 def additive(b: Builder, mask: Value, inner: str) -> Value:
     """A bool mask as zeros and the lowest float; a float mask in the inner type."""
     if mask.dtype != "bool":
@@ -111,7 +127,7 @@ def _combined(b: Builder, mask: Value | None, seen: Value | None, inner: str) ->
     return b.shared[key]
 
 
-def _padded(b: Builder, mask: Value, total: int, label: int) -> Value:
+def _padded(b: Builder, mask: Value, total: int) -> Value:
     """A mask of rank 4 over all cached tokens; what a shorter one leaves out is not seen."""
     while mask.rank < 4:
         mask = b.insert_axis(mask, 0, "mask.rank")
@@ -125,7 +141,7 @@ def _padded(b: Builder, mask: Value, total: int, label: int) -> Value:
     return mask
 
 
-def attention(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """ai.onnx Attention (opset 23, 24): Q, K, V, mask, past key, past value, valid lengths."""
     q, k, v = need(x, 0), need(x, 1), need(x, 2)
     if call.wants(3):
@@ -143,18 +159,15 @@ def attention(b: Builder, call: Call, x: Values) -> list[Value | None]:
         v = b.append(past_v, v, 2, "value.append")
     new, total = q.shape[2], k.shape[2]
     inner = inner_dtype(q.dtype)
-    seen = None
-    if call.attr("is_causal", 0):
-        seen = causal(b, new, total, total - new)
     mask = optional(x, 3)
-    lengths = optional(x, 6)
-    if lengths is not None:
-        valid = known(x, 6).array().reshape(-1, 1, 1, 1)
-        inside = np.arange(total)[None, None, None, :] < valid
-        limit = b.value(Const.of(inside, "bool", MIXED), f"{b.scope}.valid")
-        seen = limit if seen is None else b.apply("and", seen, limit, suffix="seen")
+    seen = None
+    if optional(x, 6) is not None:
+        lengths = known(x, 6).array().reshape(-1)
+        seen = valid(b, new, total, lengths, bool(call.attr("is_causal", 0)))
+    elif call.attr("is_causal", 0):
+        seen = causal(b, new, total, past_k.shape[2] if past_k is not None else 0)
     if mask is not None:
-        mask = _padded(b, mask, total, k.labels[2])
+        mask = _padded(b, mask, total)
     scale = float(call.attr("scale", 0.0)) or 1.0 / sqrt(q.shape[3])
     out = attend(
         b, q, k, v, scale, _combined(b, mask, seen, inner), float(call.attr("softcap", 0.0))
@@ -164,7 +177,7 @@ def attention(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [out, k, v][: call.outputs]
 
 
-def group_query_attention(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def group_query_attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """com.microsoft GroupQueryAttention: Q (or packed QKV), K, V, past key, past value, last
     positions, total length, cos and sin tables, position ids, bias."""
     for name in ("smooth_softmax", "qk_output"):
@@ -210,7 +223,7 @@ def group_query_attention(b: Builder, call: Call, x: Values) -> list[Value | Non
     if call.phase != "decode" or window:  # a single new token sees the whole cache
         seen = causal(b, new, total, total - new, window)
     if bias is not None:
-        bias = _padded(b, bias, total, k.labels[2])
+        bias = _padded(b, bias, total)
     scale = float(call.attr("scale", 0.0)) or 1.0 / sqrt(q.shape[3])
     out = attend(
         b, q, k, v, scale, _combined(b, bias, seen, inner), float(call.attr("softcap", 0.0))
@@ -235,11 +248,11 @@ def _rotated(
     tables = []
     for i, tag in ((7, "cos"), (8, "sin")):
         table = need(x, i)
-        key = (tag, id(table), id(positions), q.dtype)
-        if key not in b.shared:
-            rows_ = table_rows(b, table, positions, tag)
-            b.shared[key] = b.cast(b.insert_axis(rows_, 2, f"{tag}.row"), q.dtype)
-        tables.append(b.shared[key])
+        own = (tag, id(table), id(positions), q.dtype)
+        if own not in b.shared:
+            found = table_rows(b, table, positions, tag)
+            b.shared[own] = b.cast(b.insert_axis(found, 2, f"{tag}.row"), q.dtype)
+        tables.append(b.shared[own])
     turned = bool(call.attr("rotary_interleaved", 0))
     return (
         rotate(b, q, tables[0], tables[1], turned, "query."),

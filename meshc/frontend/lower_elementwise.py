@@ -24,21 +24,21 @@ VARIADIC = {"Sum": "add", "Max": "max", "Min": "min"}
 
 
 def _unary(fn: str) -> Lowering:
-    def lower(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+    def lower(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
         return [b.apply(fn, need(x, 0))]
 
     return lower
 
 
 def _binary(fn: str) -> Lowering:
-    def lower(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+    def lower(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
         return [b.apply(fn, need(x, 0), need(x, 1))]
 
     return lower
 
 
 def _variadic(fn: str) -> Lowering:
-    def lower(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+    def lower(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
         total = need(x, 0)
         for i in range(1, len(x)):
             total = b.apply(fn, total, need(x, i))
@@ -47,37 +47,37 @@ def _variadic(fn: str) -> Lowering:
     return lower
 
 
-def power(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def power(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     """The result has the base's type."""
     base = need(x, 0)
     return [b.apply("pow", base, need(x, 1), dtype=base.dtype)]
 
 
-def mod(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def mod(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     a = need(x, 0)
     if call.attr("fmod", 0) and a.dtype in FLOATS:
         raise Unsupported("with fmod")
     return [b.apply("mod", a, need(x, 1))]
 
 
-def where(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def where(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     a = need(x, 1)
     return [b.apply("where", need(x, 0), a, need(x, 2), dtype=a.dtype)]
 
 
-def cast(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def cast(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     return [b.cast(need(x, 0), onnx_dtype(call.attr("to")))]
 
 
-def cast_like(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def cast_like(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     return [b.cast(need(x, 0), need(x, 1).dtype)]
 
 
-def identity(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def identity(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     return [need(x, 0), *([None] * (call.outputs - 1))]
 
 
-def clip(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def clip(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     """Bounds are operands since opset 11, attributes before."""
     a = need(x, 0)
     low: Any = x[1] if len(x) > 1 else call.attr("min")
@@ -89,23 +89,23 @@ def clip(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None
     return [a]
 
 
-def gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     return [b.apply("gelu_tanh" if call.attr("approximate", "none") == "tanh" else "gelu",
                     need(x, 0))]  # fmt: skip
 
 
-def bias_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def bias_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     return [b.apply("gelu", b.apply("add", need(x, 0), need(x, 1)))]
 
 
-def fast_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def fast_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     a = need(x, 0)
     if len(x) > 1 and x[1] is not None:
         a = b.apply("add", a, x[1])
     return [b.apply("gelu_tanh", a)]
 
 
-def quick_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def quick_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     a, alpha = need(x, 0), float(call.attr("alpha", 1.702))
     steps = [
         ("mul", (("in", 0), alpha), a.dtype),
@@ -115,7 +115,7 @@ def quick_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value 
     return [b.map(steps, [a])]
 
 
-def swish(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def swish(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     a, alpha = need(x, 0), float(call.attr("alpha", 1.0))
     steps: list[tuple[Any, ...]] = [
         ("mul", (("in", 0), alpha), a.dtype),
@@ -125,7 +125,7 @@ def swish(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | Non
     return [b.map(steps, [a])]
 
 
-def leaky_relu(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def leaky_relu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     a, alpha = need(x, 0), float(call.attr("alpha", 0.01))
     steps = [
         ("less", (("in", 0), 0.0), "bool"),
@@ -135,7 +135,7 @@ def leaky_relu(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value 
     return [b.map(steps, [a])]
 
 
-def hard_sigmoid(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def hard_sigmoid(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     a = need(x, 0)
     steps = [
         ("mul", (("in", 0), float(call.attr("alpha", 0.2))), a.dtype),
@@ -145,7 +145,7 @@ def hard_sigmoid(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Valu
     return [b.map(steps, [a])]
 
 
-def hard_swish(b: Builder, call: Call, x: Sequence[Value | None]) -> list[Value | None]:
+def hard_swish(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
     return [b.apply("hardswish", need(x, 0))]
 
 

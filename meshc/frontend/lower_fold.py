@@ -9,37 +9,35 @@ import numpy as np
 
 from meshc.errors import InputError
 from meshc.frontend.builder import Builder, Unsupported, Value
-from meshc.frontend.call import Call, Lowering, known
-from meshc.frontend.folding import FIXED, MIXED, NEW, PAST, TOTAL, Const
+from meshc.frontend.call import Call, Lowering, known, need
+from meshc.frontend.folding import Const
+from meshc.frontend.labels import FIXED, MIXED, Label, add
 from meshc.ir.dtypes import NAMES
 
 Values = Sequence[Value | None]
 Evaluator = Callable[[Call, list[np.ndarray]], list[Any]]
 
 
-def constant_of_shape(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def constant_of_shape(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     sizes = known(x, 0)
     fill = call.attr("value")
     fill = np.zeros(1, np.float32) if fill is None else fill
     shape = tuple(int(n) for n in sizes.array().reshape(-1))
-    labels = tuple(int(n) for n in sizes.origins().reshape(-1))
+    labels = tuple(sizes.origins().reshape(-1))
     array = np.broadcast_to(fill.reshape(()), shape)
     origin = MIXED if any(labels) else FIXED
     return [b.value(Const.of(array, NAMES[fill.dtype], origin), f"{b.scope}.fill", labels)]
 
 
-def range_(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def range_(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     start, limit, delta = (known(x, i) for i in range(3))
     numbers = [c.array().reshape(-1)[0] for c in (start, limit, delta)]
     array = np.arange(*numbers, dtype=start.array().dtype)
     fixed = start.fixed and limit.fixed and delta.fixed
-    label = FIXED if fixed else MIXED
-    if delta.fixed and numbers[2] == 1:
-        ends = (int(start.origins().max(initial=0)), int(limit.origins().max(initial=0)))
-        if start.fixed and numbers[0] == 0:
-            label = ends[1]
-        elif ends == (PAST, TOTAL):
-            label = NEW
+    label: Label = FIXED if fixed else MIXED
+    if delta.fixed and numbers[2] == 1 and start.dtype == "int64" and numbers[1] >= numbers[0]:
+        low, high = start.origins().reshape(-1)[0], limit.origins().reshape(-1)[0]
+        label = add(high, low, int(numbers[1]), int(numbers[0]), -1)
     const = Const.of(array, start.dtype, FIXED if fixed else MIXED)
     return [b.value(const, f"{b.scope}.range", (label,))]
 
@@ -47,7 +45,7 @@ def range_(b: Builder, call: Call, x: Values) -> list[Value | None]:
 def _eager(run: Evaluator) -> Lowering:
     """Evaluate at once; the result depends on the workload if an operand does."""
 
-    def lower(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    def lower(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         if any(v is not None and v.const is None for v in x):
             raise Unsupported("on run-time data")
         consts = [v.const if v is not None else None for v in x]
@@ -89,6 +87,49 @@ def _scatter_nd(call: Call, x: list[np.ndarray]) -> list[Any]:
     out = x[0].copy()
     out[tuple(np.moveaxis(x[1], -1, 0))] = x[2]
     return [out]
+
+
+def scatter_nd(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
+    """On run-time data only as a write of neighbouring rows (a cache of fixed length)."""
+    data, updates = need(x, 0), need(x, 2)
+    if data.const is not None and updates.const is not None:
+        return _eager(_scatter_nd)(b, call, x)
+    if call.attr("reduction", "none") != "none":
+        raise Unsupported("with a reduction")
+    indices = known(x, 1).array()
+    rows = indices.reshape(-1)
+    first = int(rows[0]) if rows.size else 0
+    if indices.ndim != 2 or indices.shape[1] != 1 or (rows != first + np.arange(rows.size)).any():
+        raise Unsupported("on run-time data at rows that are not neighbours")
+    return [write_rows(b, data, updates, 0, first)]
+
+
+def write_rows(b: Builder, data: Value, new: Value, axis: int, start: int) -> Value:
+    """`data` with `new` written over it from `start` on along `axis`."""
+    end = start + new.shape[axis]
+    size = data.shape[axis]
+    if end > size:
+        raise InputError(
+            f"Node '{b.scope}' writes tokens {start} to {end - 1} into a cache of {size}; lower "
+            "--context or --prompt, or raise --max-context."
+        )
+    before = b.slice(data, axis, 0, start, MIXED, suffix="before")
+    after = b.slice(data, axis, end, size - end, MIXED, suffix="behind")
+    out = b.concat([before, new, after], axis)
+    out.labels = data.labels
+    return out
+
+
+def tensor_scatter(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
+    """ai.onnx TensorScatter (opset 24): cache, update, write positions."""
+    data, new = need(x, 0), need(x, 1)
+    if call.attr("mode", "linear") != "linear":
+        raise Unsupported("in circular mode")
+    axis = int(call.attr("axis", -2)) % data.rank
+    rows = {0} if len(x) < 3 or x[2] is None else set(known(x, 2).array().reshape(-1).tolist())
+    if len(rows) != 1:
+        raise Unsupported("at positions that differ by sequence")
+    return [write_rows(b, data, new, axis, int(rows.pop()))]
 
 
 def _scatter_elements(call: Call, x: list[np.ndarray]) -> list[Any]:
@@ -146,7 +187,7 @@ def _reference(call: Call, x: list[np.ndarray]) -> list[Any]:
     return [next(values) if o else np.zeros(0, np.float32) for o in outputs]
 
 
-def reference(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def reference(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Fold a node that has no lowering; raises Unsupported where that is impossible."""
     if call.domain or any(v is not None and v.const is None for v in x):
         raise Unsupported("")
@@ -165,7 +206,8 @@ TABLE: dict[tuple[str, str], Lowering] = {
     ("", "Range"): range_,
     ("", "GatherND"): _eager(_gather_nd),
     ("", "GatherElements"): _eager(_gather_elements),
-    ("", "ScatterND"): _eager(_scatter_nd),
+    ("", "ScatterND"): scatter_nd,
+    ("", "TensorScatter"): tensor_scatter,
     ("", "ScatterElements"): _eager(_scatter_elements),
     ("", "CumSum"): _eager(_cumsum),
     ("", "Trilu"): _eager(_trilu),

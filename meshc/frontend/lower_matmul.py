@@ -11,7 +11,7 @@ from meshc.frontend.lower_shape import axes_of
 Values = Sequence[Value | None]
 
 
-def matmul(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def matmul(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Numpy's meaning, vectors included."""
     p, q = need(x, 0), need(x, 1)
     row, col = p.rank == 1, q.rank == 1
@@ -28,7 +28,7 @@ def matmul(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [out]
 
 
-def gemm(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def gemm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """alpha · A · B + beta · C."""
     out = b.matmul(
         need(x, 0), need(x, 1), bool(call.attr("transA", 0)), bool(call.attr("transB", 0))
@@ -47,7 +47,7 @@ def _scaled_sum(b: Builder, call: Call, out: Value, c: Value | None) -> Value:
     return out
 
 
-def fused_matmul(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def fused_matmul(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """com.microsoft FusedMatMul: transposes and a scale."""
     if call.attr("transBatchA", 0) or call.attr("transBatchB", 0):
         raise Unsupported("with transposed batch dimensions")
@@ -58,18 +58,20 @@ def fused_matmul(b: Builder, call: Call, x: Values) -> list[Value | None]:
 
 
 def _reduce(fn: str) -> Lowering:
-    def lower(b: Builder, call: Call, x: Values) -> list[Value | None]:
+    def lower(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         v, axes = need(x, 0), axes_of(call, x, 1)
         if not axes:
-            if call.attr("noop_with_empty_axes", 0):
-                return [v]
+            if call.attr("noop_with_empty_axes", 0):  # nothing is summed, elements still squared
+                if fn == "sumsquare":
+                    return [b.apply("mul", v, v)]
+                return [b.apply("abs", v) if fn == "l2" else v]
             axes = list(range(v.rank))
         return [b.reduce(fn, v, axes, bool(call.attr("keepdims", 1)))]
 
     return lower
 
 
-def softmax(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def softmax(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Since opset 13 along one axis; before, over all axes from `axis` on."""
     v = need(x, 0)
     axis = int(call.attr("axis", -1 if call.opset >= 13 else 1)) % v.rank
@@ -78,7 +80,7 @@ def softmax(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [b.softmax(v, axis, v.dtype, v.dtype)]
 
 
-def log_softmax(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def log_softmax(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     axis = int(call.attr("axis", -1)) % v.rank
     top = b.reduce("max", v, [axis], suffix="max")

@@ -72,7 +72,7 @@ def layer(
     return b.map(scaled, operands, "scale"), mean, inverse
 
 
-def rms_norm(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def rms_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """RMSNormalization and SimplifiedLayerNormalization; output 1 is the inverse root."""
     v = need(x, 0)
     if optional(x, 2) is not None:
@@ -81,7 +81,7 @@ def rms_norm(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [out, inverse][: call.outputs]
 
 
-def layer_norm(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def layer_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     out = layer(b, call, v, need(x, 1), optional(x, 2), _axes(call, v))
     return list(out)[: call.outputs]
@@ -95,7 +95,7 @@ def _residual(b: Builder, v: Value, others: Sequence[Value | None]) -> Value:
     return v
 
 
-def skip_rms_norm(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def skip_rms_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """input, skip, γ, bias → output, mean, inverse root, the sum."""
     total = _residual(b, need(x, 0), (need(x, 1), optional(x, 3)))
     if call.wants(1):
@@ -104,7 +104,7 @@ def skip_rms_norm(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [out, None, inverse, total][: call.outputs]
 
 
-def skip_layer_norm(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def skip_layer_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """input, skip, γ, β, bias → output, mean, inverse deviation, the sum."""
     total = _residual(b, need(x, 0), (need(x, 1), optional(x, 4)))
     out, mean, inverse = layer(b, call, total, need(x, 2), optional(x, 3), [total.rank - 1])

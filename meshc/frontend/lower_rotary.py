@@ -10,7 +10,8 @@ import numpy as np
 from meshc.errors import InputError
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, optional
-from meshc.frontend.folding import FIXED
+from meshc.frontend.folding import Const
+from meshc.frontend.labels import FIXED, MIXED
 
 Values = Sequence[Value | None]
 
@@ -107,7 +108,7 @@ def _half(b: Builder, table: Value, half: int, suffix: str) -> Value:
     return b.slice(table, table.rank - 1, 0, half, FIXED, suffix=suffix)
 
 
-def rotary(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """ai.onnx RotaryEmbedding (opset 23): X, cos, sin, position_ids."""
     v, cos, sin = need(x, 0), need(x, 1), need(x, 2)
     positions = optional(x, 3)
@@ -120,7 +121,7 @@ def rotary(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [_embed(b, call, v, cos, sin, heads, bool(call.attr("interleaved", 0)))]
 
 
-def contrib_rotary(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def contrib_rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """com.microsoft RotaryEmbedding: X, position_ids ([B, S] or one offset), cos, sin tables."""
     v, positions, cos, sin = need(x, 0), need(x, 1), need(x, 2), need(x, 3)
     if float(call.attr("scale", 1.0)) != 1.0:
@@ -130,7 +131,8 @@ def contrib_rotary(b: Builder, call: Call, x: Values) -> list[Value | None]:
     tokens = v.shape[1] if v.rank == 3 else v.shape[2]
     label = v.labels[1] if v.rank == 3 else v.labels[2]
     if positions.rank == 1:
-        steps = b.value(_range(tokens), f"{b.scope}.range", (label,))
+        count = Const.of(np.arange(tokens, dtype=np.int64), "int64", MIXED)
+        steps = b.value(count, f"{b.scope}.range", (label,))
         shifted = b.apply("add", positions, steps, suffix="positions")
         positions = b.reshape(shifted, (1, tokens), (FIXED, label), "positions.row")
     heads = int(call.attr("num_heads", 0))
@@ -141,12 +143,6 @@ def contrib_rotary(b: Builder, call: Call, x: Values) -> list[Value | None]:
         heads = v.shape[2] // (2 * cos.shape[1])
     cos, sin = table_rows(b, cos, positions, "cos"), table_rows(b, sin, positions, "sin")
     return [_embed(b, call, v, cos, sin, heads, bool(call.attr("interleaved", 0)))]
-
-
-def _range(n: int):  # type: ignore[no-untyped-def]
-    from meshc.frontend.folding import MIXED, Const
-
-    return Const.of(np.arange(n, dtype=np.int64), "int64", MIXED)
 
 
 TABLE: dict[tuple[str, str], Lowering] = {

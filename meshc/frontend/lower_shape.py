@@ -10,19 +10,20 @@ import numpy as np
 from meshc.errors import InputError
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need, optional
-from meshc.frontend.folding import FIXED, MIXED
+from meshc.frontend.folding import Const
+from meshc.frontend.labels import FIXED, MIXED, Label, add, array_of, multiply, product, remainder
 
 Values = Sequence[Value | None]
 _FAR = 1 << 31  # slice ends beyond this mean "to the end"
 
 
-def sizes_of(x: Values, i: int) -> tuple[list[int], list[int]]:
+def sizes_of(x: Values, i: int) -> tuple[list[int], list[Label]]:
     """A vector of sizes that must be known, with the origin of each."""
     const = known(x, i)
-    return const.array().reshape(-1).tolist(), const.origins().reshape(-1).tolist()
+    return const.array().reshape(-1).tolist(), list(const.origins().reshape(-1))
 
 
-def shape(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def shape(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     start, end = int(call.attr("start", 0)), int(call.attr("end", v.rank))
     part = slice(*slice(start, end).indices(v.rank))
@@ -31,13 +32,13 @@ def shape(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [b.ints(v.shape[part], v.labels[part])]
 
 
-def size(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def size(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
-    label = MIXED if any(v.labels) else FIXED
+    label = array_of([product(v.labels, v.shape)]).reshape(())
     return [b.constant(np.asarray(prod(v.shape), np.int64), f"{b.scope}.size", label)]
 
 
-def reshape(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def reshape(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     if len(x) > 1:
         target, labels = sizes_of(x, 1)
@@ -57,21 +58,9 @@ def reshape(b: Builder, call: Call, x: Values) -> list[Value | None]:
         else:
             missing = whole // rest
         target[at] = missing
-        left = [n for n in v.labels if n != FIXED]
-        for label in (n for i, n in enumerate(labels) if i != at and n != FIXED):
-            if label in left:
-                left.remove(label)
-            else:
-                left.append(MIXED)
-        labels[at] = FIXED if not left else left[0] if _alone(v, left, missing) else MIXED
+        others = [n for i, n in enumerate(labels) if i != at]
+        labels[at] = remainder(v.labels, v.shape, others, missing)
     return [b.reshape(v, target, labels)]
-
-
-def _alone(v: Value, left: list[int], size: int) -> bool:
-    """Whether the inferred dimension is just the one loose dimension that is left."""
-    return len(left) == 1 and any(
-        label == left[0] and n == size for n, label in zip(v.shape, v.labels, strict=True)
-    )
 
 
 def axes_of(call: Call, x: Values, i: int) -> list[int] | None:
@@ -82,7 +71,7 @@ def axes_of(call: Call, x: Values, i: int) -> list[int] | None:
     return None if axes is None else [int(n) for n in axes]
 
 
-def unsqueeze(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def unsqueeze(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v, axes = need(x, 0), axes_of(call, x, 1) or []
     rank = v.rank + len(axes)
     new = {a % rank for a in axes}
@@ -93,7 +82,7 @@ def unsqueeze(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [b.reshape(v, sizes, labels)]
 
 
-def squeeze(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def squeeze(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v, axes = need(x, 0), axes_of(call, x, 1)
     if axes is None:
         gone = {i for i, n in enumerate(v.shape) if n == 1}
@@ -103,55 +92,55 @@ def squeeze(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [b.reshape(v, [v.shape[i] for i in kept], [v.labels[i] for i in kept])]
 
 
-def flatten(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def flatten(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     axis = int(call.attr("axis", 1))
     axis = axis + v.rank if axis < 0 else axis
     groups = (range(axis), range(axis, v.rank))
     sizes = [prod(v.shape[i] for i in g) for g in groups]
-    labels = []
-    for g in groups:
-        loose = [v.labels[i] for i in g if v.labels[i] != FIXED]
-        lone = len(loose) == 1 and all(v.shape[i] == 1 for i in g if v.labels[i] == FIXED)
-        labels.append(FIXED if not loose else loose[0] if lone else MIXED)
+    labels = [product([v.labels[i] for i in g], [v.shape[i] for i in g]) for g in groups]
     return [b.reshape(v, sizes, labels)]
 
 
-def transpose(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def transpose(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     return [b.transpose(v, call.attr("perm", tuple(reversed(range(v.rank)))))]
 
 
-def expand(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def expand(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     target, labels = sizes_of(x, 1)
     shape, merged = b.broadcast(
         [v, Value("", tuple(target), v.dtype, tuple(labels), "CONST", None, None)]
     )
-    if shape == v.shape and not any(labels):
+    if shape == v.shape and merged == v.labels and MIXED not in merged:
         return [v]
     return [b.expand(v, shape, merged)]
 
 
-def tile(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def tile(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Repetition as reshape, expand, reshape."""
     v = need(x, 0)
     repeats, origins = sizes_of(x, 1)
-    one, many, out = [], [], []
-    labels_one, labels_many, labels_out = [], [], []
+    one: list[int] = []
+    many: list[int] = []
+    out: list[int] = []
+    labels_one: list[Label] = []
+    labels_many: list[Label] = []
+    labels_out: list[Label] = []
     for n, label, r, origin in zip(v.shape, v.labels, repeats, origins, strict=True):
         one += [1, n]
         many += [r, n]
         out.append(n * r)
         labels_one += [FIXED, label]
         labels_many += [origin, label]
-        labels_out.append(MIXED if label and origin else label or origin)
+        labels_out.append(multiply(label, origin, n, r))
     a = b.reshape(v, one, labels_one, "split")
     a = b.expand(a, many, labels_many, "expand")
     return [b.reshape(a, out, labels_out)]
 
 
-def concat(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def concat(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Concatenation; of a past input and one more tensor it is an append."""
     parts = [need(x, i) for i in range(len(x))]
     axis = int(call.attr("axis", 0))
@@ -173,7 +162,7 @@ def concat(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return [b.concat(parts, axis)]
 
 
-def split(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def split(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     axis = int(call.attr("axis", 0)) % v.rank
     count = call.outputs
@@ -196,7 +185,7 @@ def split(b: Builder, call: Call, x: Values) -> list[Value | None]:
     return results
 
 
-def slice_(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def slice_(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     if len(x) == 1:
         starts, ends = list(call.attr("starts")), list(call.attr("ends"))
@@ -223,17 +212,36 @@ def slice_(b: Builder, call: Call, x: Values) -> list[Value | None]:
             if loose_end[i] and loose_end[i] == label != MIXED:
                 continue
         start = indices.start if len(indices) else 0
-        new_label = FIXED if fixed else MIXED
-        if starts[i] == 0 and not loose_start[i] and step == 1 and 0 <= ends[i] <= size:
-            new_label = int(loose_end[i])  # the first n elements
-        elif label and not loose_start[i] and not loose_end[i] and starts[i] < 0:
-            new_label = FIXED if ends[i] >= _FAR else MIXED  # the last n elements
+        new_label = _slice_label(
+            (int(starts[i]), int(ends[i]), step), (loose_start[i], loose_end[i]), size, label
+        )
         suffix = "" if len(axes) == 1 else f"axis{axis}"
         v = b.slice(v, axis, start, len(indices), new_label, step, suffix)
     return [v]
 
 
-def gather(b: Builder, call: Call, x: Values) -> list[Value | None]:
+def _slice_label(
+    part: tuple[int, int, int], ends: tuple[Label, Label], size: int, label: Label
+) -> Label:
+    """Label of the length of a slice whose bounds are within the dimension."""
+    start, stop, step = part
+    low, high = ends
+    if FIXED == low == high == label:
+        return FIXED
+    if step != 1:
+        return MIXED
+    if stop >= _FAR and high == FIXED:
+        stop, high = size, label
+    elif stop < 0:
+        high, stop = add(label, high, size, stop), size + stop
+    if start < 0:
+        low, start = add(label, low, size, start), size + start
+    if not 0 <= start <= stop <= size:
+        return MIXED
+    return add(high, low, stop, start, -1)
+
+
+def gather(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """With one known index a slice, otherwise a gather."""
     data, indices = need(x, 0), need(x, 1)
     axis = int(call.attr("axis", 0)) % data.rank
@@ -257,7 +265,6 @@ def gather(b: Builder, call: Call, x: Values) -> list[Value | None]:
 
 
 def _positive(indices: Value, size: int):  # type: ignore[no-untyped-def]
-    from meshc.frontend.folding import Const
 
     const = indices.const
     assert const is not None

@@ -53,7 +53,7 @@ def _session(model: Model) -> tuple[Any, str]:
 
 
 def _open(model: Model) -> tuple[Any, str]:
-    import onnxruntime as ort
+    import onnxruntime as ort  # type: ignore[import-untyped]
 
     options = ort.SessionOptions()
     options.log_severity_level = 4

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshc.errors import InputError
 from meshc.ir.dtypes import NUMPY
+
+if TYPE_CHECKING:
+    from meshc.frontend.roles import Roles
 
 # TensorProto.DataType → name in meshc
 DTYPES: dict[int, str] = {
@@ -85,7 +88,7 @@ class Model:
         return {(domain_of(f), f.name): f for f in self.proto.functions}
 
     @cached_property
-    def roles(self) -> Any:
+    def roles(self) -> Roles:
         from meshc.frontend.roles import find_roles
 
         return find_roles(self)
@@ -139,7 +142,7 @@ def load_model(path: str | Path) -> Model:
     if not data:
         raise InputError(f"Model '{path}' is empty (0 bytes); export or copy it again.")
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     proto = onnx.ModelProto()
     try:
@@ -182,11 +185,16 @@ def _port(model: Model, info: Any) -> Port:
         )
     tensor = info.type.tensor_type
     number = tensor.elem_type
-    dims = tuple(
-        int(d.dim_value) if d.WhichOneof("value") == "dim_value" else str(d.dim_param)
-        for d in tensor.shape.dim
-    )
+    dims = tuple(_dim(d) for d in tensor.shape.dim)
     return Port(info.name, DTYPES.get(number, f"onnx type {number}"), dims)
+
+
+def _dim(d: Any) -> int | str:
+    """A dimension; some exporters write numbers as symbols."""
+    if d.WhichOneof("value") == "dim_value":
+        return int(d.dim_value)
+    name = str(d.dim_param)
+    return int(name) if name.isdecimal() else name
 
 
 def external_entries(tensor: Any) -> dict[str, str]:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshc.frontend.builder import Node, Value
-from meshc.frontend.folding import FIXED, MIXED, Const
+from meshc.frontend.folding import Const
+from meshc.frontend.labels import FIXED, MIXED
 
 MOVES = ("transpose", "reshape", "expand")
 
@@ -62,6 +63,7 @@ def visit(root: Value, seen: set[int], done: list[Node]) -> None:
 
 def simplify(net: Net) -> None:
     """All rewrites, each once."""
+    sink_transposes(net)
     straighten(net)
     merge_moves(net)
     move_scales(net)
@@ -84,6 +86,51 @@ def merge_moves(net: Net) -> None:
             elif node.kind != "reshape":
                 break
             node.inputs[0] = inner.inputs[0]
+
+
+def sink_transposes(net: Net) -> None:
+    """A transpose of a concat of transposed slices becomes a concat of slices.
+
+    That is how exporters write rows into a cache of fixed length; the cache itself is then
+    neither turned nor turned back.
+    """
+    for node in net.nodes():
+        joined = node.inputs[0].node
+        if node.kind != "transpose" or joined is None or joined.kind != "concat":
+            continue
+        perm = node.attrs["perm"]
+        if not any(_is_turned_slice(v, perm) for v in joined.inputs):
+            continue
+        node.inputs = [_turned(v, perm) for v in joined.inputs]
+        node.kind, node.attrs = "concat", {"axis": perm.index(joined.attrs["axis"])}
+
+
+def _is_turned_slice(v: Value, perm: tuple[int, ...]) -> bool:
+    turn = v.node.inputs[0].node if v.node is not None and v.node.kind == "slice" else None
+    if turn is None or turn.kind != "transpose":
+        return False
+    return tuple(turn.attrs["perm"][p] for p in perm) == tuple(range(len(perm)))
+
+
+def _turned(v: Value, perm: tuple[int, ...]) -> Value:
+    """transpose(v, perm), without a transpose where v is one or a slice of one."""
+    shape = tuple(v.shape[p] for p in perm)
+    out = Value(v.name, shape, v.dtype, tuple(v.labels[p] for p in perm))
+    node = v.node
+    if node is not None and node.kind == "transpose":
+        both = tuple(node.attrs["perm"][p] for p in perm)
+        if both == tuple(range(len(both))):
+            return node.inputs[0]
+        out.node = Node(node.name, "transpose", node.inputs[:], {"perm": both}, out, node.source)
+    elif node is not None and node.kind == "slice":
+        attrs = {**node.attrs, "axis": perm.index(node.attrs["axis"])}
+        inner = [_turned(node.inputs[0], perm)]
+        out.node = Node(node.name, "slice", inner, attrs, out, node.source)
+    else:
+        name = f"{v.name}.turn"
+        out.name = name
+        out.node = Node(name, "transpose", [v], {"perm": perm}, out, name)
+    return out
 
 
 def _swaps_last_two(node: Node) -> bool:

@@ -93,6 +93,13 @@ class Layout:
 
     splits: tuple[Split, ...]
 
+    def __post_init__(self) -> None:
+        # Layouts are looked up very often while planning; hash them once.
+        object.__setattr__(self, "_hash", hash(self.splits))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
     def verify(self) -> None:
         used = [a for s in self.splits for a in s.axes]
         if len(used) != len(set(used)):

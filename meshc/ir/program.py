@@ -126,15 +126,25 @@ class Transfer:
 Instruction = Compute | Reduce | Broadcast | Transfer
 
 
+def reads_of(i: Instruction) -> tuple[str, ...]:
+    """Names of the buffers whose values an instruction needs."""
+    if isinstance(i, Compute):
+        return i.inputs
+    return (i.source,) if isinstance(i, Transfer) else (i.buffer,)
+
+
+def writes_of(i: Instruction) -> tuple[str, ...]:
+    """Names of the buffers that an instruction changes."""
+    if isinstance(i, Compute):
+        return (i.output,)
+    if isinstance(i, Transfer):
+        return (i.destination,)
+    return (i.buffer, *i.scratch) if isinstance(i, Reduce) else (i.buffer,)
+
+
 def buffers_of(i: Instruction) -> tuple[str, ...]:
     """Names of the buffers that an instruction reads or writes."""
-    if isinstance(i, Compute):
-        return (*i.inputs, i.output)
-    if isinstance(i, Reduce):
-        return (i.buffer, *i.scratch)
-    if isinstance(i, Broadcast):
-        return (i.buffer,)
-    return (i.source, i.destination)
+    return tuple(dict.fromkeys((*reads_of(i), *writes_of(i))))
 
 
 @dataclass(frozen=True)

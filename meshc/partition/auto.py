@@ -41,14 +41,18 @@ class PhaseGraphs:
 
 @dataclass(frozen=True)
 class Options:
-    """Flags of the planner. grid: only this region shape.   reserve_bytes: SRAM per lane that the
-    memory layout turned out to need beyond the planner's own count."""
+    """Flags of the planner.
+
+    grid: only this region shape.   least_stages: cut the layers into at least so many stages.
+    reserve_bytes: SRAM per lane that the memory layout needs beyond the planner's own count.
+    """
 
     solver: Solver = "ilp"
     gap: float = 0.01
     time_limit: float = 10.0
     seed: int = 0
     grid: tuple[int, int] | None = None
+    least_stages: int = 1
     reserve_bytes: int = 0
     progress: Callable[[str], None] | None = None
 
@@ -91,7 +95,7 @@ def plan_auto(
             if worse >= PATIENCE:
                 break
     if not tried:
-        raise DoesNotFitError(_does_not_fit(order, chip, options, shortage))
+        raise DoesNotFitError(_does_not_fit(order, model, options, shortage))
     tried.sort(key=lambda t: (t.cycles, t.rows * t.cols, t.rows))
     final: list[_Trial] = []
     for trial in tried[: FINALISTS if options.solver != "greedy" else 1]:
@@ -123,11 +127,18 @@ def _first_fit(
     chip = model.chip
     layers = _layers(order)
     most = min(layers, chip.cores // (rows * cols)) if options.grid is None else 1
-    stages = 1
+    stages = min(options.least_stages, layers)
     while stages <= most:
         per_stage = -(-layers // stages)
         if -(-layers // per_stage) == stages:
             trial = _solve(order, model, rows, cols, stages, options, "greedy", shortage)
+            if trial is None and len(order) > 1 and shortage and shortage[-1][1:3] == (rows, cols):
+                # The other phase may leave room where this one's layouts do not.
+                trial = _solve(order[::-1], model, rows, cols, stages, options, "greedy")
+                if trial is not None:
+                    trial = replace(
+                        trial, spaces=trial.spaces[::-1], selections=trial.selections[::-1]
+                    )
             if trial is not None:
                 return trial
         stages += 1
@@ -143,8 +154,15 @@ def _solve(
     options: Options,
     solver: Solver,
     shortage: list[tuple[float, int, int, int]] | None = None,
+    capacity: int | None = None,
 ) -> _Trial | None:
-    chip = model.chip
+    """A plan for every phase, in this order, on regions of this shape; later phases keep the
+    layouts that earlier ones gave to weights and caches. None when one has no plan.
+
+    capacity: bytes of a lane, instead of the chip's.
+    """
+    if capacity is None:
+        capacity = model.chip.core.usable_bytes - options.reserve_bytes
     fixed = Fixed()
     spaces, selections, stats = [], [], []
     total = 0.0
@@ -157,13 +175,13 @@ def _solve(
             cols,
             stages,
             p.max_context,
-            chip.core.usable_bytes - options.reserve_bytes,
+            capacity,
             fixed=fixed,
             digests=p.digests,
         )
         if space is None:
             return None
-        if space.least_bytes > chip.core.usable_bytes - options.reserve_bytes:
+        if space.least_bytes > capacity:
             if shortage is not None:
                 shortage.append((space.least_bytes, rows, cols, stages))
             return None
@@ -241,23 +259,53 @@ def stages_of(graph: Graph, count: int) -> tuple[Stage, ...]:
     return tuple(Stage(f"stage{i}", tuple(r)) for i, r in enumerate(runs) if r)
 
 
+def _least_capacity(
+    order: list[PhaseGraphs],
+    model: CostModel,
+    rows: int,
+    cols: int,
+    stages: int,
+    options: Options,
+) -> int:
+    """Bytes per lane with which regions of this shape hold the model, to about 1 %: the least
+    capacity for which a plan was found, and a little for the memory layout."""
+    quick = replace(options, gap=1.0)
+
+    def fits(capacity: int) -> bool:
+        for phases in [order, order[::-1]][: len(order)]:
+            if _solve(phases, model, rows, cols, stages, quick, "ilp", None, capacity):
+                return True
+        return False
+
+    low = max(1, model.chip.core.usable_bytes - options.reserve_bytes)
+    high = 2 * low
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > max(64, high // 100):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high + high // 50
+
+
 def _does_not_fit(
     order: list[PhaseGraphs],
-    chip: ChipSpec,
+    model: CostModel,
     options: Options,
     shortage: list[tuple[float, int, int, int]],
 ) -> str:
     """What is too large, by how much, and what would make it fit."""
+    chip = model.chip
     graph = order[0].full
     usable = chip.core.usable_bytes - options.reserve_bytes
     weights = sum(t.bytes * len(t.instances) for t in graph.tensors.values() if t.kind == "WEIGHT")
     where = f"the {options.grid[0]}x{options.grid[1]} grid" if options.grid else chip.name
     if not shortage:
         return (
-            f"Model '{graph.name}' does not fit {where}: no rectangle of working cores can run all of "
-            "its operations; use a chip with fewer dead cores."
+            f"Model '{graph.name}' does not fit {where}: no rectangle of working cores can run "
+            "all of its operations; use a chip with fewer dead cores."
         )
-    need, rows, cols, stages = min(shortage, key=lambda s: (max(0.0, s[0] - usable), s[1] * s[2]))
+    _, rows, cols, stages = min(shortage, key=lambda s: (max(0.0, s[0] - usable), s[1] * s[2]))
+    need = _least_capacity(order, model, rows, cols, stages, options)
     scale = need / usable if usable > 0 else float("inf")
     remedy = f"core.sram_bytes of at least {int(need) + chip.core.reserved_bytes}"
     context = order[0].max_context

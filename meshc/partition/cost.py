@@ -14,7 +14,7 @@ from math import ceil, inf, prod
 from meshc.collectives import tree
 from meshc.ir.chip import ChipSpec
 from meshc.ir.dtypes import FLOATS, size_bytes
-from meshc.ir.layout import Axis, Layout
+from meshc.ir.layout import Axis, Layout, Split
 from meshc.ir.shards import covers, pieces
 from meshc.ops import Work
 
@@ -184,20 +184,23 @@ def _reshard(
     link = model._link()
     element = size_bytes(dtype)
     worst = 0.0
-    received = 0.0
-    lanes = {(0, 0), (rows - 1, cols - 1), (0, cols - 1), (rows // 2, cols // 2)}
-    for home in sorted(lanes):
-        target = wanted.shard(shape, *home, rows, cols)
+    for home in sorted({(0, 0), (rows - 1, cols - 1), (rows // 2, cols // 2)}):
         arrive, messages, local_bytes, far = 0.0, 0, 0, 0
-        for giver, part in pieces(source, target, shape, rows, cols, home):
-            size = prod(len(r) for r in part) * element
+        found: list[tuple[int, int, int]] = [(-1, -1, element)]
+        for s, w, n in zip(source.splits, wanted.splits, shape, strict=True):
+            found = [
+                (r if r >= 0 else row, c if c >= 0 else col, size * count)
+                for row, col, size in found
+                for r, c, count in _givers(s, w, n, *home, rows, cols)
+            ]
+        for r, c, size in found:
+            giver = (r if r >= 0 else home[0], c if c >= 0 else home[1])
             if giver == home:
                 local_bytes += size
                 continue
             messages += 1
             arrive += max(1, ceil(size / link))
             far = max(far, abs(giver[0] - home[0]) + abs(giver[1] - home[1]))
-        received = max(received, arrive)
         if messages:
             time = (messages + 1) * noc.message_cycles + sum(noc.ramp_cycles) + arrive - 1
             if noc.topology != "exchange":
@@ -212,6 +215,20 @@ def _reshard(
     if fan > 1 and not noc.multicast:
         worst = max(worst, fan * max(1, ceil(out / link)) + sum(noc.ramp_cycles))
     return worst
+
+
+@lru_cache(maxsize=200_000)
+def _givers(
+    source: Split, wanted: Split, size: int, row: int, col: int, rows: int, cols: int
+) -> tuple[tuple[int, int, int], ...]:
+    """Of one dimension: the lanes that give the lane (row, col) its elements, as (row, col,
+    elements), -1 for a coordinate that does not matter."""
+    part = wanted.shard(size, row, col, rows, cols)
+    whole = pieces(Layout((source,)), (part,), (size,), rows, cols, (-1 % rows, -1 % cols))
+    axes = source.axes
+    return tuple(
+        (r if "row" in axes else -1, c if "col" in axes else -1, len(rs[0])) for (r, c), rs in whole
+    )
 
 
 def _fan_out(source: Layout, wanted: Layout, rows: int, cols: int) -> int:

@@ -168,14 +168,17 @@ def build(
         at: int,
     ) -> None:
         t, big = graph.tensors[tensor], full.tensors[tensor]
-        price: dict[tuple[Layout, Layout], float] = {}
-        extra: dict[tuple[Layout, Layout], int] = {}
-        for a, b in {(a, b) for a in sources for b in wanted}:
-            price[a, b] = weight * model.reshard(a, b, t.shape, t.dtype, rows, cols)
-            kept = covers(a, b, big.shape, rows, cols)
-            extra[a, b] = 0 if kept else lane_bytes(big.shape, big.dtype, b, rows, cols)
-        cost = np.array([[price[a, b] for b in wanted] for a in sources])
-        grow = np.array([[extra[a, b] for b in wanted] for a in sources], dtype=float)
+        # Many options agree on a layout: price each pair of distinct ones once.
+        rows_of, cols_of = _numbered(sources), _numbered(wanted)
+        price = np.zeros((len(rows_of), len(cols_of)))
+        extra = np.zeros((len(rows_of), len(cols_of)))
+        for a, i in rows_of.items():
+            for b, j in cols_of.items():
+                price[i, j] = weight * model.reshard(a, b, t.shape, t.dtype, rows, cols)
+                if not covers(a, b, big.shape, rows, cols):
+                    extra[i, j] = lane_bytes(big.shape, big.dtype, b, rows, cols)
+        pick = np.ix_([rows_of[a] for a in sources], [cols_of[b] for b in wanted])
+        cost, grow = price[pick], extra[pick]
         if not cost.any() and not grow.any():
             return
         pair_at[first, second, tensor] = len(pairs)
@@ -243,6 +246,14 @@ def build(
     return Space(
         rows, cols, stages, tuple(names), tuple(options), tuple(carried), problem, least, bytes_
     )
+
+
+def _numbered(layouts: list[Layout]) -> dict[Layout, int]:
+    """Distinct layouts, numbered in order of appearance."""
+    found: dict[Layout, int] = {}
+    for layout in layouts:
+        found.setdefault(layout, len(found))
+    return found
 
 
 def _producer(

@@ -23,7 +23,9 @@ def free_rectangle(chip: ChipSpec, rows: int, cols: int) -> bool:
 
 def shapes(chip: ChipSpec) -> list[tuple[int, int]]:
     """Powers of two and the full mesh along each axis, as far as healthy rectangles exist;
-    smallest area first, squarest first."""
+    smallest area first, squarest first. Of two shapes that are each other's transpose only the
+    wide one is kept where it fits: every plan of one is a plan of the other with the axes
+    exchanged, at the same price."""
 
     def sides(n: int) -> list[int]:
         found = {n}
@@ -32,6 +34,12 @@ def shapes(chip: ChipSpec) -> list[tuple[int, int]]:
             found.add(side)
             side *= 2
         return sorted(found)
+
+    fitting = [
+        (r, c) for r in sides(chip.rows) for c in sides(chip.cols) if free_rectangle(chip, r, c)
+    ]
+    found = [(r, c) for r, c in fitting if r <= c or (c, r) not in fitting]
+    return sorted(found)
 
     found = [
         (r, c) for r in sides(chip.rows) for c in sides(chip.cols) if free_rectangle(chip, r, c)

@@ -17,7 +17,6 @@ from meshc.ir.routing import Route
 from meshc.paths import EAST, NORTH, SOUTH, WEST, Hop, crosses_seam
 from meshc.route.flow import Floats, Ints, Messages
 
-
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 

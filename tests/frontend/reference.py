@@ -122,4 +122,8 @@ def _call(fn: str, v: list[Any]) -> Any:
         return v[0] * 0.5 * (1 + np.vectorize(erf)(v[0] / np.sqrt(2)))
     if fn == "gelu_tanh":
         return v[0] * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (v[0] + 0.044715 * v[0] ** 3)))
+    if fn == "softplus":
+        return np.log1p(np.exp(-np.abs(v[0]))) + np.maximum(v[0], 0)
+    if fn == "hardswish":
+        return v[0] * np.clip(v[0] / 6 + 0.5, 0, 1)
     return getattr(np, names.get(fn, fn))(*v)

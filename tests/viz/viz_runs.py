@@ -83,14 +83,14 @@ def write_run(
     arrays = _arrays(rng, used, cycles, networks, capacity_bytes, fill)
     name = chip or f"test{rows}x{cols}"
     trace = {
-        "chip": {"name": name, "rows": rows, "cols": cols, "dead": [list(d) for d in dead]},
+        "chip": {"name": name, "rows": rows, "cols": cols, "clock_hz": 1.1e9, "dead": dead},
         "phase": phase,
         "cycles": cycles,
         "regions": {n: list(box) for n, box in regions.items()},
         "spans": spans,
         "sram": {
             "capacity_bytes": capacity_bytes,
-            "buffers": {n: _buffers(stages[n], capacity_bytes, fill) for n in regions},
+            **{n: _buffers(stages[n], capacity_bytes, fill) for n in regions},
         },
         "stages": {n: [list(run) for run in runs] for n, runs in stages.items()},
         "ops": {
@@ -100,7 +100,7 @@ def write_run(
     }
     out_dir.mkdir(parents=True, exist_ok=True)
     (out_dir / f"trace-{phase}.json").write_text(json.dumps(trace))
-    np.savez(out_dir / f"trace-{phase}.npz", **arrays)
+    np.savez_compressed(out_dir / f"trace-{phase}.npz", **arrays)
     report = _report(model, name, rows, cols, phase, cycles, spans)
     path = out_dir / "report.json"
     if path.exists():  # a second phase of the same run
@@ -134,9 +134,10 @@ def _spans(stages: dict[str, list[tuple[str, int, int]]]) -> tuple[list[list[Any
             time += 320
         for segment, first, last in runs:
             for layer in range(first, last):
-                for position, (name, _, kind, length, shares) in enumerate(BODIES[segment]):
+                for position, (name, op_kind, sort, length, shares) in enumerate(BODIES[segment]):
                     number = layer if segment == "layers" else -1
-                    op = next(o for o in (name, name.rsplit(".", 1)[0]) if o)
+                    op = name if sort == "compute" else name.rsplit(".", 1)[0]
+                    kind = op_kind if sort == "compute" else sort
                     parts = [length * s for s in shares]
                     spans.append(
                         [position, name, op, kind, number, region, time, time + length, *parts]
@@ -156,7 +157,7 @@ def _arrays(
     rows, cols = used.shape
     down, right = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, cols), indexing="ij")
     centre = 1 - (down**2 + right**2) / 2
-    noise = rng.uniform(0.97, 1.03, used.shape)
+    noise = rng.uniform(0.97, 1.03, used.shape).round(2)
     compute = cycles * 0.34 * noise * used
     communication = cycles * (0.08 + 0.16 * centre) * noise * used
     wait = (cycles * 0.9 - compute - communication) * used
@@ -184,32 +185,34 @@ def _buffers(
 ) -> list[dict[str, Any]]:
     """Weights and caches from the bottom up, activations on top of them by turns."""
     own = sum(last - first for name, first, last in runs if name == "layers")
-    parts: list[tuple[str, str, float, int, str]] = []
+    layered: list[tuple[str, str, float]] = []
     if own:
         shapes = (("w_qkv", 3), ("w_o", 2), ("w_gate_up", 6), ("w_down", 3))
-        parts += [(n, "weight", s / 20, own, "layers") for n, s in shapes]
-        parts += [("k_cache", "kv", 0.06, own, "layers"), ("v_cache", "kv", 0.06, own, "layers")]
+        layered += [(n, "weight", s / 20) for n, s in shapes]
+        layered += [("k_cache", "kv", 0.06), ("v_cache", "kv", 0.06)]
+    single = [("rotary_table", "constant", 0.03), ("hidden", "activation", 0.03)]
     if any(name == "embedding" for name, _, _ in runs):
-        parts.append(("w_embedding", "weight", 0.12, 1, "embedding"))
-        parts.append(("input_ids", "input", 0.004, 1, ""))
-    parts.append(("rotary_table", "constant", 0.03, 1, ""))
-    parts.append(("hidden", "activation", 0.03, 1, ""))
-    room = capacity_bytes * fill * 0.8
-    scale = room / sum(p[2] for p in parts)
-    offset, out = 0, []
-    for name, kind, share, count, segment in parts:
-        size = max(4, int(share * scale / count) // 4 * 4)
-        out.append(_buffer(name, kind, segment, offset, size, size if count > 1 else 0, count))
-        offset += size * count
-    left = int(capacity_bytes * fill) - offset
+        single = [("w_embedding", "weight", 0.12), ("input_ids", "input", 0.004), *single]
+    scale = capacity_bytes * fill * 0.8 / sum(p[2] for p in layered + single)
+    sizes = [int(share * scale / own) // 4 * 4 for _, _, share in layered]
+    stride, offset, out = sum(sizes), 0, []
+    for (name, kind, _), size in zip(layered, sizes, strict=True):
+        out.append(_buffer(name, kind, "layers", offset, size, stride if own > 1 else 0, own))
+        offset += size
+    offset = stride * own
+    for name, kind, share in single:
+        size = int(share * scale) // 4 * 4
+        out.append(_buffer(name, kind, "", offset, size, 0, 1))
+        offset += size
+    left, clock = int(capacity_bytes * fill) - offset, 0
     for segment, _, _ in runs:
-        body = BODIES[segment]
-        for i, (name, *_) in enumerate(body):
+        for i, (name, *_) in enumerate(BODIES[segment]):
             size = left // (2 + i % 4) // 4 * 4
             at = offset if i % 2 else offset + left - size
-            last = min(len(body) - 1, i + 1 - i % 2)
+            live = (clock + i, clock + i + 1 - i % 2)
             kind = "scratch" if name.endswith(("sum", "all", "max")) else "activation"
-            out.append(_buffer(name + ".out", kind, segment, at, size, 0, 1, (i, last)))
+            out.append(_buffer(name + ".out", kind, segment, at, size, 0, 1, live))
+        clock += len(BODIES[segment]) + 1
     return out
 
 

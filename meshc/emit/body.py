@@ -1,0 +1,252 @@
+"""The instructions of one segment's body, and the buffers they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from meshc.ir.graph import CachePair, Graph, Op, Segment, Tensor
+from meshc.ir.layout import Layout
+from meshc.ir.plan import OpPlan, Plan
+from meshc.ir.program import (
+    Broadcast,
+    Buffer,
+    BufferKind,
+    Compute,
+    Instruction,
+    Reduce,
+    Transfer,
+    buffers_of,
+    lane_bytes,
+    reads_of,
+    writes_of,
+)
+from meshc.ir.shards import covers
+
+_HELD: dict[str, BufferKind] = {"WEIGHT": "weight", "CONSTANT": "constant", "INPUT": "input"}
+ALIGN = 8
+
+
+def carried_buffer(read: str) -> str:
+    """Name of the buffer of a tensor that passes from layer to layer."""
+    return f"carried {read}"
+
+
+@dataclass
+class Emission:
+    """Work in progress: what has been emitted so far and where each tensor lies.
+
+    homes: tensor → its own buffer.   copies: tensor → buffers with it re-sharded, of the segment
+    at hand.   clock: instructions emitted so far.   uses: buffer → first and last clock at which
+    it must hold its value.
+    """
+
+    graph: Graph
+    full: Graph
+    plan: Plan
+    multicast: bool
+    max_context: int
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    bodies: dict[str, list[Instruction]] = field(default_factory=dict)
+    ops: dict[str, Op] = field(default_factory=dict)
+    homes: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, list[str]] = field(default_factory=dict)
+    clock: int = 0
+    uses: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def put(self, segment: Segment, instruction: Instruction) -> None:
+        """Emit an instruction; its buffers are in use at this clock."""
+        for name in buffers_of(instruction):
+            self.hold(name)
+        self.bodies[segment.name].append(instruction)
+        self.clock += 1
+
+    def hold(self, name: str) -> None:
+        """The buffer holds its value now."""
+        first, _ = self.uses.get(name, (self.clock, self.clock))
+        self.uses[name] = (first, self.clock)
+
+    def declare(
+        self,
+        name: str,
+        tensor: str,
+        kind: BufferKind,
+        layout: Layout,
+        segment: str,
+        growing: int | None = None,
+    ) -> str:
+        """Declare a buffer for a tensor in a layout; the same name again is the same buffer."""
+        if name in self.buffers:
+            return name
+        t = self.graph.tensors[tensor]
+        capacity = tuple(
+            self.max_context if d == growing else n
+            for d, n in enumerate(self.full.tensors[tensor].shape)
+        )
+        size = lane_bytes(capacity, t.dtype, layout, self.plan.rows, self.plan.cols, ALIGN)
+        self.buffers[name] = Buffer(
+            name,
+            tensor,
+            kind,
+            t.shape,
+            capacity,
+            t.dtype,
+            layout,
+            size,
+            segment=segment,
+            growing=growing,
+        )
+        return name
+
+    def keep_outputs(self) -> None:
+        """The model's outputs stay until the end."""
+        for _, tensor, _ in self.graph.outputs:
+            self.hold(self.homes[tensor])
+
+
+def emit_segment(e: Emission, segment: Segment) -> None:
+    """Emit the body of a segment."""
+    e.bodies[segment.name] = []
+    e.copies = {}
+    begin = e.clock
+    for read, _ in segment.carried:
+        e.homes[read] = _declare_carried(e, read)
+        e.hold(e.homes[read])
+    for op in segment.ops:
+        _emit_op(e, segment, op)
+    for read, made in segment.carried:
+        _hand_on(e, segment, made, read)
+    for later in e.graph.segments:
+        for read, _ in later.carried:
+            if later is not segment and any(op.output == read for op in segment.ops):
+                _hand_on(e, segment, read, read)
+    if segment.repeat > 1:
+        _last_until_end(e, segment, begin)
+    for read, made in segment.carried:
+        e.homes[made] = carried_buffer(read)
+
+
+def _declare_carried(e: Emission, read: str) -> str:
+    return e.declare(carried_buffer(read), read, "activation", e.plan.carried[read], "")
+
+
+def _last_until_end(e: Emission, segment: Segment, begin: int) -> None:
+    """What a repeated body reads before writing it must last until the body's end."""
+    own: set[str] = set()
+    for i in e.bodies[segment.name]:
+        for b in reads_of(i):
+            if b not in own and e.uses[b][0] <= begin:
+                e.hold(b)
+        own.update(writes_of(i))
+    for read, _ in segment.carried:
+        e.hold(carried_buffer(read))
+
+
+def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
+    plan = e.plan.ops[op.name]
+    pair = next((p for p in e.graph.caches if p.present == op.output), None)
+    if pair is not None:
+        out = _declare_cache(e, segment, op, pair, plan)
+    else:
+        out = _output_buffer(e, segment, op, plan)
+    inputs, layouts = [], []
+    for slot, (name, wanted) in enumerate(zip(op.inputs, plan.inputs, strict=True)):
+        if pair is not None and slot == 0 and name == pair.past:
+            inputs.append(out)
+            layouts.append(plan.output)
+        else:
+            inputs.append(_operand(e, segment, op, name, wanted))
+            layouts.append(wanted)
+    e.put(segment, Compute(op.name, op.name, tuple(inputs), out, tuple(layouts)))
+    e.ops[op.name] = bind_attributes(op, [e.graph.tensors[n] for n in op.inputs])
+    e.homes[op.output] = out
+    _join(e, segment, op, plan, out)
+
+
+def bind_attributes(op: Op, inputs: list[Tensor]) -> Op:
+    """Add what a lane must know of the whole tensor: a mean's count, a table's size, the past's
+    length."""
+    extra: tuple[tuple[str, int], ...] = ()
+    if op.kind == "reduce" and op.attr("fn") == "mean":
+        extra = (("count", prod(inputs[0].shape[a] for a in op.attr("axes"))),)
+    elif op.kind == "gather":
+        extra = (("size", inputs[0].shape[op.attr("axis", 0)]),)
+    elif op.kind == "append" and len(inputs) == 2:
+        extra = (("past", inputs[0].shape[op.attr("axis")]),)
+    return replace(op, attrs=tuple(sorted((*op.attrs, *extra)))) if extra else op
+
+
+def _declare_cache(e: Emission, segment: Segment, op: Op, pair: CachePair, plan: OpPlan) -> str:
+    """The cache's buffer, which the past and the present share."""
+    name = e.declare(
+        f"kv {op.output}", op.output, "kv", plan.output, segment.name, growing=pair.axis
+    )
+    if pair.past is not None:
+        e.homes[pair.past] = name
+    return name
+
+
+def _output_buffer(e: Emission, segment: Segment, op: Op, plan: OpPlan) -> str:
+    """The op's own buffer, or a carried one that may be written already."""
+    for s in e.graph.segments:
+        for read, made in s.carried:
+            if e.plan.carried[read] != plan.output:
+                continue
+            if s is segment and made == op.output and not _read_from(segment, op, read):
+                return carried_buffer(read)
+            if s is not segment and read == op.output:
+                return _declare_carried(e, read)
+    return e.declare(op.output, op.output, "activation", plan.output, segment.name)
+
+
+def _read_from(segment: Segment, op: Op, tensor: str) -> bool:
+    """Whether this op or one behind it in the body reads the tensor."""
+    at = next(i for i, o in enumerate(segment.ops) if o.name == op.name)
+    return any(tensor in o.inputs for o in segment.ops[at:])
+
+
+def _operand(e: Emission, segment: Segment, op: Op, name: str, wanted: Layout) -> str:
+    """The buffer from which `op` reads `name` in layout `wanted`; re-shards if need be."""
+    t = e.graph.tensors[name]
+    if t.kind in _HELD and name not in e.homes:
+        owner = segment.name if len(t.instances) > 1 else ""
+        return e.declare(f"{name} {wanted}", name, _HELD[t.kind], wanted, owner)
+    shape = e.full.tensors[name].shape
+    home = e.homes[name]
+    for buffer in (home, *e.copies.get(name, ())):
+        if covers(e.buffers[buffer].layout, wanted, shape, e.plan.rows, e.plan.cols):
+            return buffer
+    copy = e.declare(
+        f"{name} as {wanted} in {segment.name}", name, "activation", wanted, segment.name
+    )
+    e.put(segment, Transfer(f"reshard {name} for {op.name}", op.name, home, copy, e.multicast))
+    e.copies.setdefault(name, []).append(copy)
+    return copy
+
+
+def _join(e: Emission, segment: Segment, op: Op, plan: OpPlan, out: str) -> None:
+    """Reduce and Broadcast along every axis that left partial results."""
+    fn = op.attr("fn", "")
+    combine = fn if fn in ("max", "min") else "sum"
+    for axis, groups in zip(plan.reduce, plan.groups, strict=True):
+        lanes = e.plan.rows if axis == "row" else e.plan.cols
+        scratch = tuple(
+            e.declare(f"scratch{n} {op.output}", op.output, "scratch", plan.output, segment.name)
+            for n in range(min(2, lanes - 1))
+        )
+        name = f"{op.name} over {axis}"
+        e.put(
+            segment,
+            Reduce(f"reduce {name}", op.name, out, axis, combine, groups, scratch),
+        )
+        e.put(
+            segment,
+            Broadcast(f"broadcast {name}", op.name, out, axis, groups, e.multicast),
+        )
+
+
+def _hand_on(e: Emission, segment: Segment, tensor: str, read: str) -> None:
+    """Copy a tensor to the carried buffer of `read`, unless it was made there."""
+    home, target = e.homes[tensor], _declare_carried(e, read)
+    if home != target:
+        e.put(segment, Transfer(f"carry {tensor}", "", home, target, e.multicast))
