@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
-import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
@@ -21,176 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from meshc.chipfields import OWN_DEFAULT, REQUIRED, TABLES, OutOfRangeError
 from meshc.errors import InputError
-from meshc.ir.chip import Array, ChipSpec, Coord, CoreSpec, DramChannel, EnergySpec, NocSpec, Seams
-from meshc.ir.dtypes import NUMPY
+from meshc.ir.chip import Array, ChipSpec, CoreSpec, DramChannel, EnergySpec, NocSpec, Seams
 
-RATE_DTYPES = (*(d for d in NUMPY if d != "bool"), "fp8", "int4", "uint4", "bfp8", "bfp4")
 MAX_CORES = 10_000_000
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_MISSING = object()
 
 Table = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Field:
-    """read: turns a TOML value into the noun's value, or raises _Bad with the limit.
-    default: what an absent field means; _REQUIRED when it must be given."""
-
-    read: Callable[[Any], Any]
-    default: Any = _MISSING  # absent: the noun's own default
-
-
-_REQUIRED = object()
-
-
-class _Bad(Exception):
-    """A value outside its limit; the text completes "… is VALUE, but it must be"."""
-
-
-def _whole(minimum: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        limit = f"a whole number of at least {minimum}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _Bad(limit)
-        if not math.isfinite(value) or value != int(value) or value < minimum:
-            raise _Bad(limit)
-        return int(value)
-
-    return read
-
-
-def _number(positive: bool) -> Callable[[Any], float]:
-    def read(value: Any) -> float:
-        limit = "a number above 0" if positive else "a number of at least 0"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _Bad(limit)
-        if not math.isfinite(value) or value < 0 or (positive and value == 0):
-            raise _Bad(limit)
-        return value
-
-    return read
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise _Bad('text in quotes, such as "example"')
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Bad("true or false")
-    return value
-
-
-def _one_of(*names: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in names or not isinstance(value, str):
-            raise _Bad(" or ".join((", ".join(f'"{n}"' for n in names[:-1]), f'"{names[-1]}"')))
-        return value
-
-    return read
-
-
-def _list(of: Callable[[Any], Any], what: str, length: int | None = None) -> Callable[[Any], Any]:
-    def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or (length is not None and len(value) != length):
-            raise _Bad(what)
-        try:
-            return tuple(of(v) for v in value)
-        except _Bad:
-            raise _Bad(what) from None
-
-    return read
-
-
-def _ramp(value: Any) -> tuple[float, float]:
-    what = "a number of at least 0, or two of them as [in, out]"
-    pair = value if isinstance(value, list) else [value, value]
-    into, out = _list(_number(False), what, 2)(pair)
-    return into, out
-
-
-def _coord(value: Any) -> Coord:
-    row, col = _list(_whole(0), "", 2)(value)
-    return Coord(row, col)
-
-
-_COORDS = _list(_coord, "a list of [row, col] pairs of whole numbers from 0")
-_INDICES = _list(_whole(0), "a list of whole numbers from 0")
-_POSITIVE, _NONNEGATIVE = _number(True), _number(False)
-_RATES: dict[str, _Field] = {d: _Field(_POSITIVE) for d in RATE_DTYPES}
-
-# Table → field → how it is read. "dram" is a list of tables; the values of the optional tables
-# stand here because a table that is present has the documented defaults.
-_TABLES: dict[str, dict[str, _Field]] = {
-    "": {
-        "name": _Field(_text, _REQUIRED),
-        "source": _Field(_text, _REQUIRED),
-        "rows": _Field(_whole(1), _REQUIRED),
-        "cols": _Field(_whole(1), _REQUIRED),
-        "clock_hz": _Field(_POSITIVE, _REQUIRED),
-        "dead_cores": _Field(_COORDS),
-        "dead_rows": _Field(_INDICES),
-        "dead_cols": _Field(_INDICES),
-        "dead_cores_forward": _Field(_flag),
-    },
-    "core": {
-        "sram_bytes": _Field(_whole(1), _REQUIRED),
-        "reserved_bytes": _Field(_whole(0)),
-        "sram_bytes_per_cycle": _Field(_POSITIVE, _REQUIRED),
-        "mac_tile": _Field(_list(_whole(1), "three whole numbers of at least 1: [m, k, n]", 3)),
-        "kernel_cycles": _Field(_NONNEGATIVE),
-        "overlap": _Field(_flag),
-    },
-    "core.macs_per_cycle": _RATES,
-    "core.vector_ops_per_cycle": _RATES,
-    "core.array": {
-        "rows": _Field(_whole(1), _REQUIRED),
-        "cols": _Field(_whole(1), _REQUIRED),
-        "dataflow": _Field(_one_of("ws", "os", "is")),
-        "overlap_load": _Field(_flag),
-    },
-    "noc": {
-        "topology": _Field(_one_of("mesh", "torus", "exchange")),
-        "networks": _Field(_whole(1)),
-        "one_way": _Field(_flag),
-        "link_bytes_per_cycle": _Field(_POSITIVE, _REQUIRED),
-        "hop_cycles": _Field(_NONNEGATIVE),
-        "ramp_cycles": _Field(_ramp),
-        "message_cycles": _Field(_NONNEGATIVE),
-        "virtual_channels": _Field(_whole(1)),
-        "flit_bytes": _Field(_NONNEGATIVE),
-        "buffer_flits": _Field(_whole(0)),
-        "inject_bytes_per_cycle": _Field(_NONNEGATIVE),
-        "eject_bytes_per_cycle": _Field(_NONNEGATIVE),
-        "max_routes": _Field(_whole(0)),
-        "multicast": _Field(_flag),
-        "sync_cycles": _Field(_NONNEGATIVE),
-    },
-    "dram": {
-        "row": _Field(_whole(0), 0),
-        "col": _Field(_whole(0), 0),
-        "bytes_per_cycle": _Field(_POSITIVE, 32),
-        "latency_cycles": _Field(_NONNEGATIVE, 100),
-        "capacity_bytes": _Field(_whole(1), 12_000_000_000),
-    },
-    "seams": {
-        "rows": _Field(_whole(1), 8),
-        "cols": _Field(_whole(1), 8),
-        "link_bytes_per_cycle": _Field(_POSITIVE, 4),
-        "hop_cycles": _Field(_NONNEGATIVE, 200),
-    },
-    "energy": {
-        "sram_pj_per_byte": _Field(_NONNEGATIVE, 1.0),
-        "hop_pj_per_byte": _Field(_NONNEGATIVE, 0.2),
-        "dram_pj_per_byte": _Field(_NONNEGATIVE, 20.0),
-        "idle_watts": _Field(_NONNEGATIVE, 0.0),
-    },
-    "energy.mac_pj": {d: _Field(_NONNEGATIVE) for d in RATE_DTYPES},
-}
 
 
 def chip_names() -> list[str]:
@@ -303,7 +139,7 @@ def _plain(value: Any, path: str, sources: dict[str, str], where: str) -> Any:
                 )
             sources[path] = value["source"]
         return inner
-    if path and set(value) == {"source"} and path not in _TABLES:
+    if path and set(value) == {"source"} and path not in TABLES:
         raise InputError(f"{where}: {path} has a source but no value; add value = … to it.")
     return {
         key: _plain(v, f"{path}.{key}" if path else key, sources, where) for key, v in value.items()
@@ -372,8 +208,8 @@ def _nearest(table: str, key: str) -> str:
         same = 0.15 if candidate[0] == table else 0.0
         return difflib.SequenceMatcher(None, key, candidate[1]).ratio() + same
 
-    known = [(t, f) for t, fields in _TABLES.items() for f in fields]
-    known += [tuple(t.rpartition(".")[::2]) for t in _TABLES if t]  # type: ignore[misc]
+    known = [(t, f) for t, fields in TABLES.items() for f in fields]
+    known += [tuple(t.rpartition(".")[::2]) for t in TABLES if t]  # type: ignore[misc]
     best = max(known, key=likeness)
     return ".".join(part for part in best if part)
 
@@ -381,16 +217,16 @@ def _nearest(table: str, key: str) -> str:
 def _fields(document: Any, table: str, label: str, where: str) -> Table:
     """The checked fields of one table as keyword arguments of its noun.
 
-    table: key of _TABLES.   label: the same as the user writes it (dram.0).
+    table: key of TABLES.   label: the same as the user writes it (dram.0).
     """
-    known = _TABLES[table]
+    known = TABLES[table]
     if not isinstance(document, dict):
         raise InputError(
             f"{where}: {label} is {_show(document)}, but it must be a table; "
             f"write its fields, such as {next(iter(known))}, under it."
         )
     prefix = f"{label}." if label else ""
-    tables = {t.rpartition(".")[2] for t in _TABLES if t and t.rpartition(".")[0] == table}
+    tables = {t.rpartition(".")[2] for t in TABLES if t and t.rpartition(".")[0] == table}
     for key in document:
         if key not in known and key not in tables:
             nearest = _nearest(table, key)
@@ -402,17 +238,17 @@ def _fields(document: Any, table: str, label: str, where: str) -> Table:
     out: Table = {}
     for key, spec in known.items():
         if key not in document:
-            if spec.default is _REQUIRED:
+            if spec.default is REQUIRED:
                 raise InputError(
                     f"{where}: {prefix}{key} is missing, and a chip spec needs it; "
                     f"add {key} = …" + (f" to [{label}]." if label else " at the top.")
                 )
-            if spec.default is not _MISSING:
+            if spec.default is not OWN_DEFAULT:
                 out[key] = spec.default
             continue
         try:
             out[key] = spec.read(document[key])
-        except _Bad as limit:
+        except OutOfRangeError as limit:
             raise InputError(
                 f"{where}: {prefix}{key} is {_show(document[key])}, but it must be {limit}; "
                 "correct it."
@@ -547,11 +383,6 @@ def _check_mesh(chip: ChipSpec, where: str) -> None:
                 f"{where}: dram.{index} at ({channel.row}, {channel.col}) lies outside {size}; "
                 "move it to a core of the mesh."
             )
-        if not through and not alive[channel.row, channel.col]:
-            raise InputError(
-                f"{where}: dram.{index} at ({channel.row}, {channel.col}) is on a dead core that "
-                "forwards no message; move it to a working core or set dead_cores_forward = true."
-            )
     if chip.seams is not None:
         for what, size_of, total in (
             ("rows", chip.seams.rows, chip.rows),
@@ -610,6 +441,6 @@ def _check_connected(
     raise InputError(
         f"{where}: the dead cores cut the {int(alive.sum())} working cores into {len(parts)} parts "
         f"that cannot reach each other (the largest has {int(sizes.max())}, the smallest "
-        f"{int(sizes[smallest])} around ({row}, {col})); set dead_cores_forward = true if dead cores "
-        "still forward messages, or list the cores of the smaller parts in dead_cores too."
+        f"{int(sizes[smallest])} around ({row}, {col})); set dead_cores_forward = true if dead "
+        "cores still forward messages, or list the cores of the smaller parts in dead_cores too."
     )

@@ -119,13 +119,13 @@ def compile(
             phases,
             chip,
             Options(
-                options.solver,  # type: ignore[arg-type]
-                options.gap,
-                options.time_limit,
-                options.seed,
-                options.grid,
-                reserve,
-                lambda text: say(f"partition {text}"),
+                solver=options.solver,  # type: ignore[arg-type]
+                gap=options.gap,
+                time_limit=options.time_limit,
+                seed=options.seed,
+                grid=options.grid,
+                reserve_bytes=reserve,
+                progress=lambda text: say(f"partition {text}"),
             ),
         )
         plans, stats = planned

@@ -48,7 +48,8 @@ def links(run: RunData) -> Figure:
         max(room.right for room in rows[0]) + MARGIN,
         top,
         "Links",
-        "Share of the step's time in which the links that leave a core's router carry data.",
+        "Share of the step's time in which the links that leave a core's router carry data."
+        + ("" if share.any() else " In this step none did."),
     )
     for network, ((room, *beside), here) in enumerate(zip(rows, share, strict=True)):
         busiest = here.max(axis=2)

@@ -18,7 +18,8 @@ from .style import DEAD, FAINT, INK, MUTED, UNUSED, cell_text, halo
 
 HATCH = "//////"
 LABELLED = 8  # up to so many rows and columns, cells carry text
-TICK_STEPS = (1, 2, 4, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 250, 500, 1000)
+TICK_STEPS = (1, 2, 4, 8, 16, 32, 64)  # of meshes up to 128 long
+LONG_TICK_STEPS = (20, 50, 100, 200, 500, 1000, 2000)
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,8 @@ def _size_inches(axes: Axes) -> tuple[float, float]:
 def _ticks(start: int, count: int, inches: float) -> list[int]:
     """Integer ticks at round numbers, at most one each 0.32 inches."""
     most = max(2, int(inches / 0.32))
-    step = next((s for s in TICK_STEPS if count / s <= most), TICK_STEPS[-1])
+    steps = TICK_STEPS if count <= 128 else LONG_TICK_STEPS
+    step = next((s for s in steps if count / s <= most), steps[-1])
     first = -(-start // step) * step
     return list(range(first, start + count, step)) or [start]
 

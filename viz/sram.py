@@ -187,7 +187,7 @@ def _draw_layers(
     every = max(1, ceil(0.14 / height))
     for i in range(count):
         bottom = base + i * stride
-        if i and height > 0.05:
+        if i and height > 0.2:
             axes.axhline(bottom, color=INK, linewidth=0.5, zorder=2.5)
         if i % every == 0:
             axes.annotate(

@@ -83,11 +83,15 @@ def _lines(place: Place) -> list[str]:
     r = place.region
     dead = r.rows * r.cols - place.working
     where = (
-        f"rows {r.row}–{r.row + r.rows - 1}, columns {r.col}–{r.col + r.cols - 1}: "
+        f"{_range('row', r.row, r.rows)}, {_range('column', r.col, r.cols)}: "
         f"{r.rows} × {r.cols}{f' − {dead} dead' if dead else ''} = {place.working:,} cores"
     )
     stays = f"{bytes_text(place.resident_bytes)} stay in the SRAM of a core from start to end"
     return [w for w in (place.contents, where, stays if place.resident_bytes else "") if w]
+
+
+def _range(word: str, first: int, count: int) -> str:
+    return f"{word} {first}" if count == 1 else f"{word}s {first}–{first + count - 1}"
 
 
 def _op_limit(found: Sequence[Place]) -> int:

@@ -182,10 +182,10 @@ def _parts(
     axes.tick_params(axis="x", length=2.5)
     axes.set_xlabel("share of its time, average core")
     sheet.text(left - 0.08, top - 0.09, "cycles", size=8.5, colour=MUTED, align="right")
-    for name, words in (("compute", "compute"), ("communication", "communication"), ("waiting", "wait")):
+    for name, words in (("compute", "compute"), ("communication", "comm."), ("waiting", "wait")):
         sheet.swatch(left, top - 0.09, TIME_COLOURS[name], size=0.1)
         sheet.text(left + 0.14, top - 0.09, words, size=8.5)
-        left += 0.2
+        left += 0.14 + text_width(words, 8.5) + 0.12
 
 
 def _key(sheet: Sheet, run: RunData, left: float, top: float) -> None:

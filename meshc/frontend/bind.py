@@ -17,7 +17,7 @@ from meshc.frontend.fuse import fuse as fuse_maps
 from meshc.frontend.groups import share_heads
 from meshc.frontend.importer import Importer, Poison
 from meshc.frontend.labels import MIXED
-from meshc.frontend.order import main_output, ordered
+from meshc.frontend.order import main_output, ordered, share_steady
 from meshc.frontend.reader import Model
 from meshc.frontend.repeats import Repeat, find_repeats
 from meshc.frontend.simplify import Net, share_rows, simplify
@@ -81,7 +81,7 @@ def bind(
     importer = Importer(model, builder, workload.phase)
     names = [p.name for p in model.outputs]
     results = importer.run(dict(inputs), names)
-    importer.check()
+    importer.check("leave out --dynamic-mask" if dynamic_mask else "")
     roots, pairs = _roots(model, builder, names, results)
     _check_shapes(model, inputs)
     net = Net(roots)
@@ -94,16 +94,17 @@ def bind(
     share_heads(net, builder)
     share_rows(net, workload.batch)
     main, ends = main_output(names), [v for _, v in roots]
-    ops = ordered(net, main)
+    tokens = model.roles.tokens
+    if dynamic_mask:
+        share_steady(net, tokens)
+    ops = ordered(net, main, tokens)
     repeat = find_repeats(ops, ends)
     if fuse:
         fuse_maps(net, repeat.layers(ops), repeat.leaving(ops))
-        ops = ordered(net, main)
+        ops = ordered(net, main, tokens)
         repeat = find_repeats(ops, ends)
     graph, data = _Assembly(model, ops, repeat, roots, pairs, builder).build(importer, folded)
-    given = {
-        n: (v.shape, v.dtype) for n, v in inputs.items() if v.source == "INPUT" and n in graph.inputs
-    }
+    given = {n: (inputs[n].shape, inputs[n].dtype) for n in graph.inputs}
     past_of = {id(present): past for past, present in pairs}
     caches = []
     named = {id(v): n for n, v in roots}
@@ -178,7 +179,8 @@ def _roots(
     for name, value in zip(names, results, strict=True):
         if value is None or isinstance(value, Poison):
             raise InputError(
-                f"Output '{name}' of '{model.path.name}' is made by no node; export the model again."
+                f"Output '{name}' of '{model.path.name}' is made by no node; export the model "
+                "again."
             )
         if value.node is not None and value.node.kind == "append" and id(value) not in taken:
             if len(value.node.inputs) == 2:
@@ -240,9 +242,7 @@ class _Assembly:
         self.op_names: set[str] = set()
         self.body_last = repeat.start + repeat.period * repeat.count
 
-    def build(
-        self, importer: Importer, folded: dict[str, np.ndarray]
-    ) -> tuple[Graph, TensorData]:
+    def build(self, importer: Importer, folded: dict[str, np.ndarray]) -> tuple[Graph, TensorData]:
         r, model = self.repeat, self.model
         body = r.period if r.count > 1 else 0
         first_end = r.start + body
@@ -301,7 +301,8 @@ class _Assembly:
                 kind, shown = "OUTPUT", tuple(v.name for v in layers)
         self.tensors[out.name] = Tensor(out.name, kind, out.shape, out.dtype, shown)
         attrs = tuple(sorted(node.attrs.items()))
-        return Op(self._op_name(node.name), node.kind, tuple(names), out.name, attrs, (node.source,))
+        label = self._op_name(node.name)
+        return Op(label, node.kind, tuple(names), out.name, attrs, (node.source,))
 
     def _op_name(self, name: str) -> str:
         """`name`, numbered where another op has it already."""
@@ -376,5 +377,3 @@ class _Assembly:
             pair = CachePair(name, node.output.name, node.attrs["axis"])
             found.setdefault((pair.past, pair.present), pair)
         return list(found.values())
-
-

@@ -59,16 +59,16 @@ def workloads(
     for p, m in models.items():
         if p == "prefill" and old[p] > 0 and not m.has_past:
             raise InputError(
-                f"--context {old[p]} needs a graph with a past input, which '{m.path.name}' does not "
-                "have; give --context 0 or a graph with a past."
+                f"--context {old[p]} needs a graph with a past input, which '{m.path.name}' does "
+                "not have; give --context 0 or a graph with a past."
             )
     ends = {p: old[p] + new[p] for p in phases}
     for p, end in ends.items():
         if limit is not None and end > limit:
             raise InputError(
-                f"A {p} of {new[p]} new tokens after {old[p]} cached ones needs {end} positions, more "
-                f"than the {limit} that the position table of '{models[p].path.name}' has; lower "
-                "--prompt or --context."
+                f"A {p} of {new[p]} new tokens after {old[p]} cached ones needs {end} positions, "
+                f"more than the {limit} that the position table of '{models[p].path.name}' has; "
+                "lower --prompt or --context."
             )
     room = _room(models, max_context, ends, new, wanted, limit)
     found: dict[Phase, tuple[Model, Workload]] = {}
@@ -109,8 +109,8 @@ def _agree(
             continue
         if value is not None and value != fixed:
             raise InputError(
-                f"{flag} {value} contradicts '{model.path.name}', whose graph is frozen to {fixed}; "
-                f"give {flag} {fixed} or export it with a free dimension."
+                f"{flag} {value} contradicts '{model.path.name}', whose graph is frozen to "
+                f"{fixed}; give {flag} {fixed} or export it with a free dimension."
             )
         value = fixed
     return default if value is None else value
@@ -193,8 +193,8 @@ def _room(
         if limit is not None and given > limit:
             name = next(m.path.name for m in models.values() if m.roles.limit == limit)
             raise InputError(
-                f"--max-context {given} exceeds the {limit} positions of the table in '{name}'; give "
-                f"at most {limit}."
+                f"--max-context {given} exceeds the {limit} positions of the table in '{name}'; "
+                f"give at most {limit}."
             )
         return given
     least = max(ends.values())
@@ -270,9 +270,9 @@ def bound_shape(
         if isinstance(dim, int):
             if kind is not None and sizes.get(kind) != dim:
                 raise InputError(
-                    f"Input '{port.name}' of '{model.path.name}' is frozen to {list(port.dims)}, but "
-                    f"the {workload.phase} workload gives {sizes.get(kind)} for one of its sizes "
-                    f"({kind}); give the batch, prompt and context that it was exported with."
+                    f"Input '{port.name}' of '{model.path.name}' is frozen to {list(port.dims)}, "
+                    f"but the {workload.phase} workload has {sizes.get(kind)} for its {kind} size "
+                    f"{dim}; give the batch, prompt and context that it was exported with."
                 )
             shape.append(dim)
         elif kind is not None:

@@ -19,9 +19,15 @@ from meshc.frontend.labels import FIXED, MIXED, Label, array_of, loose, total
 from meshc.ir.dtypes import NAMES, NUMPY
 
 UNKNOWN = -1  # a dimension of a past input that only its consumer tells
+FROZEN = (
+    "the graph is frozen to other sizes, so give the batch, prompt and context that it was "
+    "exported with."
+)
 COMPARISONS = frozenset(
-    ["equal", "less", "lessorequal", "greater", "greaterorequal", "and", "or", "not", "xor"]
-    + ["isnan", "isinf"]
+    (
+        *("equal", "less", "lessorequal", "greater", "greaterorequal"),
+        *("and", "or", "not", "xor", "isnan", "isinf"),
+    )
 )
 Scalar = int | float | bool
 
@@ -186,8 +192,7 @@ class Builder:
                         shapes = " and ".join(str(list(v.shape)) for v in inputs)
                         raise InputError(
                             f"Node '{self.scope}' combines tensors of shapes {shapes}, which do "
-                            "not broadcast; the graph is frozen to other sizes, so give the batch, "
-                            "prompt and context that it was exported with."
+                            f"not broadcast; {FROZEN}"
                         )
                     shape[i] = size
                 if label != FIXED:
@@ -209,8 +214,7 @@ class Builder:
         if a.shape[k] != b.shape[kb]:
             raise InputError(
                 f"Node '{self.scope}' multiplies shapes {list(a.shape)} and {list(b.shape)}, whose "
-                f"inner sizes {a.shape[k]} and {b.shape[kb]} differ; the graph is frozen to other "
-                "sizes, so give the batch, prompt and context that it was exported with."
+                f"inner sizes {a.shape[k]} and {b.shape[kb]} differ; {FROZEN}"
             )
         lead = [Value("", v.shape[:-2], v.dtype, v.labels[:-2]) for v in (a, b)]
         shape, labels = self.broadcast(lead)
@@ -248,8 +252,7 @@ class Builder:
         if prod(shape) != prod(x.shape):
             raise InputError(
                 f"Node '{self.scope}' reshapes {list(x.shape)} to {list(shape)}, which has another "
-                "number of elements; the graph is frozen to other sizes, so give the batch, prompt "
-                "and context that it was exported with."
+                f"number of elements; {FROZEN}"
             )
         if tuple(shape) == x.shape and tuple(labels) == x.labels and MIXED not in labels:
             return x
@@ -304,8 +307,8 @@ class Builder:
             ]:
                 raise InputError(
                     f"Node '{self.scope}' appends {list(new.shape)} to the cache '{past.name}' of "
-                    f"shape {list(past.shape)}, which differs beside the token axis {axis}; the "
-                    "graph is frozen to other sizes."
+                    f"shape {list(past.shape)}, which differs beside the token axis {axis}; "
+                    f"{FROZEN}"
                 )
             pair = (past, new)
             labels[axis] = total([v.labels[axis] for v in pair], [v.shape[axis] for v in pair])

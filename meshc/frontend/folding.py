@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshc.frontend.labels import FIXED, MIXED, Label, array_of, loose, map_label
+from meshc.frontend.labels import FIXED, MIXED, array_of, loose, map_label
 from meshc.ir.dtypes import NUMPY
 
 Origin = Any  # a label for all elements, or an array of one label per element
@@ -109,20 +109,24 @@ def _origin(
     """Origin of each element of a folded integer tensor."""
     origins = [c.origins() for c in inputs]
     if kind == "gather":
-        return MIXED if loose(origins[1]) else np.take(
-            origins[0], inputs[1].array(), axis=attrs["axis"]
+        return (
+            MIXED
+            if loose(origins[1])
+            else np.take(origins[0], inputs[1].array(), axis=attrs["axis"])
         )
     if kind in ("reshape", "transpose", "slice", "concat", "expand"):
         return evaluate(kind, attrs, origins, shape, "")
     if kind == "map" and len(attrs["steps"]) == 1:
         fn, args, _ = attrs["steps"][0]
-        parts = [np.broadcast_to(origins[a[1]], shape) if a[0] == "in" else None for a in args]
-        values = [np.broadcast_to(inputs[a[1]].array(), shape) if a[0] == "in" else None for a in args]
+        fixed = np.full((), FIXED, object)
+        own: list[np.ndarray] = [origins[a[1]] if a[0] == "in" else fixed for a in args]
+        given = [inputs[a[1]].array() if a[0] == "in" else np.asarray(a[1]) for a in args]
+        marks = [np.broadcast_to(m, shape) for m in own]
+        numbers = [np.broadcast_to(x, shape) for x in given]
         out = np.empty(shape, object)
         for at in np.ndindex(*shape):
-            labels: list[Label] = [FIXED if p is None else p[at] for p in parts]
-            numbers = [a[1] if v is None else v[at] for a, v in zip(args, values, strict=True)]
-            out[at] = map_label(fn, labels, numbers)
+            labels: list[Any] = [m[at] for m in marks]
+            out[at] = map_label(fn, labels, [n[at] for n in numbers])
         return out
     return MIXED
 
@@ -148,7 +152,8 @@ def evaluate(
     if kind == "reduce":
         return _reduce(attrs["fn"], x, attrs["axes"], attrs["keepdims"]).astype(NUMPY[dtype])
     if kind == "transpose":
-        return np.transpose(x, attrs["perm"])
+        turned: np.ndarray = x.transpose(attrs["perm"])
+        return turned
     if kind == "reshape":
         return x.reshape(shape)
     if kind == "expand":
@@ -156,7 +161,7 @@ def evaluate(
     if kind == "slice":
         axis, start, step = attrs["axis"], attrs["start"], attrs["step"]
         index = start + step * np.arange(shape[axis])
-        return np.take(x, index, axis=axis)
+        return np.asarray(np.take(x, index, axis=axis))
     if kind in ("concat", "append"):
         return np.concatenate(list(inputs), axis=attrs["axis"])
     if kind == "gather":

@@ -159,7 +159,8 @@ class _Region:
         return list(ends.values())
 
     def _inner(self, node: Node) -> bool:
-        if node.output.rank != 4 or node.output.shape[1] != self.repeat.groups * self.repeat.members:
+        heads = self.repeat.groups * self.repeat.members
+        if node.output.rank != 4 or node.output.shape[1] != heads:
             return False
         if node.kind == "reduce":
             return bool(node.attrs["axes"] == (3,) and node.attrs["keepdims"])

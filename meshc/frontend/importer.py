@@ -25,7 +25,7 @@ class Poison:
 
 
 POISON = Poison()
-Env = dict[str, "Value | None | Poison"]
+Env = dict[str, "Value | Poison | None"]
 
 
 @dataclass
@@ -224,7 +224,7 @@ class Importer:
 
     # -- errors -------------------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self, remedy: str = "") -> None:
         """Raise one InputError that lists everything that could not be lowered."""
         if not self.failures:
             return
@@ -233,14 +233,13 @@ class Importer:
         parts = []
         if unknown:
             listed = ", ".join(f"'{op}' ({_nodes_text(n)})" for op, n in sorted(unknown.items()))
-            parts.append(f"Operators {listed} are not supported")
-        for op, why, n in sorted(limited):
-            parts.append(f"operator '{op}' {why} ({_nodes_text(n)}) is not supported")
+            parts.append(f"operators that are not supported: {listed}")
+        if limited:
+            listed = ", ".join(f"'{op}' {why} ({_nodes_text(n)})" for op, why, n in sorted(limited))
+            parts.append(f"operators in a form that is not supported: {listed}")
         text = "; ".join(parts)
-        raise InputError(
-            f"Model '{self.model.path.name}': {text[0].lower() + text[1:]}; export it without them "
-            "('meshc ops' lists what is supported)."
-        )
+        remedy = remedy or "export it without them ('meshc ops' lists what is supported)"
+        raise InputError(f"Model '{self.model.path.name}' has {text}; {remedy}.")
 
 
 def _nodes_text(n: int) -> str:

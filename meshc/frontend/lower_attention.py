@@ -177,11 +177,19 @@ def attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     return [out, k, v][: call.outputs]
 
 
+_GROUPED_ATTRS = frozenset(
+    (
+        *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
+        *("do_rotary", "rotary_interleaved"),
+    )
+)
+
+
 def group_query_attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """com.microsoft GroupQueryAttention: Q (or packed QKV), K, V, past key, past value, last
     positions, total length, cos and sin tables, position ids, bias."""
-    for name in ("smooth_softmax", "qk_output"):
-        if int(call.attr(name, 0) or 0) > 0:
+    for name in sorted(set(call.attrs) - _GROUPED_ATTRS):
+        if call.attr(name) not in (0, 0.0, "", "NONE"):
             raise Unsupported(f"with {name}")
     if optional(x, 11) is not None:
         raise Unsupported("with head_sink")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
-from meshc.frontend.builder import Builder, Unsupported, Value
+from meshc.frontend.builder import FROZEN, Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need
 from meshc.frontend.folding import Const
-from meshc.frontend.labels import FIXED, MIXED, Label, add
+from meshc.frontend.labels import FIXED, MIXED, Label, add, product
 from meshc.ir.dtypes import NAMES
 
 Values = Sequence[Value | None]
@@ -53,8 +53,7 @@ def _eager(run: Evaluator) -> Lowering:
             results = run(call, [c.array() if c is not None else None for c in consts])  # type: ignore[misc]
         except (IndexError, ValueError) as error:
             raise InputError(
-                f"Node '{b.scope}' ({call.op}) cannot be evaluated: {error}; the graph is frozen to "
-                "other sizes, so give the batch, prompt and context that it was exported with."
+                f"Node '{b.scope}' ({call.op}) cannot be evaluated ({error}); {FROZEN}"
             ) from None
         fixed = all(c is None or c.fixed for c in consts)
         loose = any(any(v.labels) for v in x if v is not None)
@@ -75,6 +74,34 @@ def _gather_nd(call: Call, x: list[np.ndarray]) -> list[Any]:
     if batch:
         raise Unsupported("with batch_dims")
     return [data[tuple(np.moveaxis(indices, -1, 0))]]
+
+
+def gather_nd(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
+    """On run-time data at known places: one gather from the flattened dimensions."""
+    data = need(x, 0)
+    if data.const is not None:
+        return _eager(_gather_nd)(b, call, x)
+    places = known(x, 1)
+    if call.attr("batch_dims", 0):
+        raise Unsupported("with batch_dims")
+    indices = places.array()
+    depth = indices.shape[-1]
+    sizes, labels = data.shape[:depth], data.labels[:depth]
+    flat = np.ravel_multi_index(
+        tuple(np.moveaxis(indices % np.asarray(sizes), -1, 0)), sizes
+    ).astype(np.int64)
+    rows = b.reshape(
+        data,
+        (int(np.prod(sizes)), *data.shape[depth:]),
+        (product(labels, sizes), *data.labels[depth:]),
+        "rows",
+    )
+    where = b.value(
+        Const.of(flat, "int64", FIXED if places.fixed else MIXED),
+        f"{b.scope}.places",
+        need(x, 1).labels[:-1],
+    )
+    return [b.gather(rows, where, 0)]
 
 
 def _gather_elements(call: Call, x: list[np.ndarray]) -> list[Any]:
@@ -204,7 +231,7 @@ def reference(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 TABLE: dict[tuple[str, str], Lowering] = {
     ("", "ConstantOfShape"): constant_of_shape,
     ("", "Range"): range_,
-    ("", "GatherND"): _eager(_gather_nd),
+    ("", "GatherND"): gather_nd,
     ("", "GatherElements"): _eager(_gather_elements),
     ("", "ScatterND"): scatter_nd,
     ("", "TensorScatter"): tensor_scatter,

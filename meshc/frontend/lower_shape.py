@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from meshc.errors import InputError
-from meshc.frontend.builder import Builder, Unsupported, Value
+from meshc.frontend.builder import FROZEN, Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need, optional
 from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED, MIXED, Label, add, array_of, multiply, product, remainder
@@ -53,10 +53,7 @@ def reshape(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         at = target.index(-1)
         rest = prod(n for n in target if n != -1)
         whole = prod(v.shape)
-        if rest == 0:
-            missing = v.shape[at] if at < v.rank else 0
-        else:
-            missing = whole // rest
+        missing = whole // rest if rest else v.shape[at] if at < v.rank else 0
         target[at] = missing
         others = [n for i, n in enumerate(labels) if i != at]
         labels[at] = remainder(v.labels, v.shape, others, missing)
@@ -156,8 +153,7 @@ def concat(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         shapes = " and ".join(str(list(v.shape)) for v in parts)
         raise InputError(
             f"Node '{b.scope}' concatenates tensors of shapes {shapes} along axis {axis}, which "
-            "differ elsewhere; the graph is frozen to other sizes, so give the batch, prompt and "
-            "context that it was exported with."
+            f"differ elsewhere; {FROZEN}"
         )
     return [b.concat(parts, axis)]
 

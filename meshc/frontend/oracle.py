@@ -16,9 +16,7 @@ WIDENED = "onnxruntime, graph widened to fp32"
 _BF16, _FP32 = 16, 1
 
 
-def run_oracle(
-    model: Model, feeds: Mapping[str, np.ndarray]
-) -> tuple[dict[str, np.ndarray], str]:
+def run_oracle(model: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
     """Outputs by name and the oracle's name; results have the graph's own dtypes.
 
     A graph with bf16, for which ONNX Runtime has no CPU kernels, is run with all of it widened

@@ -6,15 +6,27 @@ in a graph without a past) stand right behind the last operand that the order al
 
 from __future__ import annotations
 
-from meshc.frontend.builder import Node
+from collections.abc import Hashable
+
+from meshc.frontend.builder import Node, Value
 from meshc.frontend.simplify import Net, visit
 
 
-def ordered(net: Net, main: str) -> list[Node]:
-    """All nodes; `main` names the output that the order starts from."""
+def ordered(net: Net, main: str, tokens: str | None = None) -> list[Node]:
+    """All nodes; `main` names the output that the order starts from.
+
+    What depends on run-time inputs other than `tokens` alone (a mask) comes first: all layers
+    read it.
+    """
     roots = sorted(net.roots, key=lambda r: r[0] != main)
     seen: set[int] = set()
     spine: list[Node] = []
+    steady = steady_nodes(net, tokens)
+    for node in net.nodes():
+        if id(node) not in steady:
+            for v in node.inputs:
+                if v.node is not None and id(v.node) in steady:
+                    visit(v, seen, spine)
     visit(roots[0][1], seen, spine)
     place = {id(n): i for i, n in enumerate(spine)}
     behind: dict[int, list[Node]] = {}
@@ -36,6 +48,35 @@ def ordered(net: Net, main: str) -> list[Node]:
     for i, node in enumerate(order):
         node.order = i
     return order
+
+
+def steady_nodes(net: Net, tokens: str | None) -> set[int]:
+    """Ids of the nodes that read only constants and run-time inputs other than `tokens`."""
+    steady: set[int] = set()
+    for node in net.nodes():
+        if all(
+            v.const is not None
+            or (v.source == "INPUT" and v.name != tokens)
+            or (v.node is not None and id(v.node) in steady)
+            for v in node.inputs
+        ):
+            steady.add(id(node))
+    return steady
+
+
+def share_steady(net: Net, tokens: str | None) -> None:
+    """Equal computations on masks and positions, which exporters repeat per layer, become one."""
+    steady = steady_nodes(net, tokens)
+    kept: dict[Hashable, Value] = {}
+    replaced: dict[int, Value] = {}
+    for node in net.nodes():
+        node.inputs = [replaced.get(id(v), v) for v in node.inputs]
+        if id(node) not in steady or net.is_root(node.output):
+            continue
+        attrs = tuple(sorted(node.attrs.items()))
+        out = node.output
+        key = (node.kind, attrs, tuple(map(id, node.inputs)), out.shape, out.labels, out.dtype)
+        replaced[id(out)] = kept.setdefault(key, out)
 
 
 def main_output(names: list[str]) -> str:

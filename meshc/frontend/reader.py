@@ -209,8 +209,8 @@ def external_path(model: Model, tensor: Any) -> Path:
     inside = location and not Path(location).is_absolute() and ".." not in Path(location).parts
     if not inside:
         raise InputError(
-            f"Weight '{tensor.name}' of model '{model.path}' is stored in '{location}', outside the "
-            "model's directory; put the data file beside the model."
+            f"Weight '{tensor.name}' of model '{model.path}' is stored in '{location}', outside "
+            "the model's directory; put the data file beside the model."
         )
     return folder / location
 
@@ -224,8 +224,8 @@ def _check_external(model: Model) -> None:
         if file not in sizes:
             if not file.is_file():
                 raise InputError(
-                    f"Model '{model.path}' keeps its weights in '{file.name}', which does not exist "
-                    f"in '{file.parent}'; put the data file beside the model."
+                    f"Model '{model.path}' keeps its weights in '{file.name}', which does not "
+                    f"exist in '{file.parent}'; put the data file beside the model."
                 )
             sizes[file] = file.stat().st_size
         entries = external_entries(tensor)

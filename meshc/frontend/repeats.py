@@ -34,9 +34,7 @@ class Repeat:
         if self.count < 2:
             return dict.fromkeys(map(id, ops), 0)
         number = [(i - self.start) // self.period + 1 for i in range(len(ops))]
-        return {
-            id(op): min(max(n, 0), self.count + 1) for op, n in zip(ops, number, strict=True)
-        }
+        return {id(op): min(max(n, 0), self.count + 1) for op, n in zip(ops, number, strict=True)}
 
     def leaving(self, ops: Sequence[Node]) -> set[int]:
         """Ids of the values, of every layer, that the next layer or what follows reads."""
@@ -51,22 +49,24 @@ class Repeat:
                 if self.start <= at < end:
                     out.add((at - self.start) % self.period)
         return {
-            id(ops[self.start + r * self.period + j].output)
-            for j in out
-            for r in range(self.count)
+            id(ops[self.start + r * self.period + j].output) for j in out for r in range(self.count)
         }
 
 
 def find_repeats(ops: Sequence[Node], roots: Sequence[Value]) -> Repeat:
     """The best repeat, or one with count 1 where there is none."""
     tokens = _tokens(ops)
+    products = np.cumsum([op.kind == "matmul" for op in ops])
     best = Repeat()
     for covered, period, start, length in _runs(tokens):
         if covered <= best.period * best.count * (best.count > 1):
             break
         count = length // period + 1
         for shift in range(min(length % period + 1, _SHIFTS)):
-            found = _verify(ops, start + shift, period, count, roots)
+            first = start + shift
+            if products[first + period - 1] == products[first] and ops[first].kind != "matmul":
+                continue  # a layer multiplies
+            found = _verify(ops, first, period, count, roots)
             if found is not None:
                 best = found
                 break
@@ -134,7 +134,7 @@ def _verify(
                 continue
             where = [position.get(id(v), -1) for v in layers[1:]]
             if a.const is not None or a.source == "CACHE":
-                if any(w >= 0 or v.source == "INPUT" for w, v in zip(where, layers[1:], strict=True)):
+                if max(where) >= 0 or any(v.source == "INPUT" for v in layers):
                     return None
                 instances[j, k] = tuple(layers)
                 continue

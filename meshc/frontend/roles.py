@@ -90,6 +90,8 @@ def _by_name(symbol: str) -> Kind | None:
 
 def _kinds(role: Role, port: Port, static: bool) -> tuple[Kind | None, ...]:
     rank = port.rank
+    if role == "past" and rank == 4 and _of_encoder(port.name):
+        return ("batch", None, None, None)
     whole: Kind = "buffer" if static else "total"
     table: dict[tuple[Role, int], tuple[Kind | None, ...]] = {
         ("tokens", 1): ("new",),
@@ -109,17 +111,27 @@ def _kinds(role: Role, port: Port, static: bool) -> tuple[Kind | None, ...]:
     return table.get((role, rank), (None,) * rank)
 
 
+def _of_encoder(name: str) -> bool:
+    """Whether a cache holds the encoder's tokens, whose number no phase changes."""
+    parts = re.split(r"[._/]", name.lower())
+    return "encoder" in parts or "cross" in parts
+
+
 def find_roles(model: Model) -> Roles:
     """Give every graph input its role; refuses state-space models by name."""
     ports = {p.name: p for p in model.inputs}
     states = sorted(
-        {m.group(0) for p in model.inputs if (m := _STATE.search(p.name.lower())) and p.rank >= 3}
+        {
+            m.group(0)
+            for p in (*model.inputs, *model.outputs)
+            if (m := _STATE.search(p.name.lower())) and p.rank >= 3
+        }
     )
     if states:
         raise InputError(
-            f"Model '{model.path.name}' is a state-space or convolution model (its inputs carry "
-            f"{' and '.join(repr(s) for s in states)} states), which meshc does not compile; give "
-            "a transformer."
+            f"Model '{model.path.name}' is a state-space or convolution model (it carries "
+            f"{' and '.join(repr(s) for s in states)} states from token to token), which meshc "
+            "does not compile; give a transformer."
         )
     roles = {p.name: _role(p) for p in model.inputs}
     tokens = next((n for n, r in roles.items() if r == "tokens"), None)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from meshc.choice import Choice, ChoiceProblem, Floats, Limit, Pair
 from meshc.ir.chip import ChipSpec
 from meshc.place.blocks import Anchors, Block, Net, apart, axis_hops, centres
+
+FULL_ENTRIES = 15_000  # pairs of positions up to which distances are not split into rows and cols
 
 
 def placement_problem(
@@ -31,14 +34,12 @@ def placement_problem(
     middles = [centres(a, b) for a, b in zip(anchors, blocks, strict=True)]
     joined: dict[tuple[int, int], float] = {}
     pull: list[Floats] = [np.zeros(len(a)) for a in anchors]
-    constant = 0.0
     for net in nets:
         ends = [index.get(net.first), index.get(net.second)]
         if ends[0] is not None and ends[1] is not None:
             if ends[0] != ends[1]:
                 key = (min(ends[0], ends[1]), max(ends[0], ends[1]))
                 joined[key] = joined.get(key, 0.0) + net.bytes
-                constant += net.bytes
         elif ends[0] is not None or ends[1] is not None:
             own = ends[0] if ends[0] is not None else ends[1]
             other = net.second if ends[0] is not None else net.first
@@ -56,17 +57,25 @@ def placement_problem(
     pairs: list[Pair] = []
     limits: list[Limit] = []
     bound = sum(min(c.costs, default=0.0) for c in choices)
+    entries = sum(len(anchors[i]) * len(anchors[j]) for i, j in joined)
     for (i, j), size in sorted(joined.items()):
-        parts = [
+        rows, cols = (
             size * axis_hops(chip, axis, middles[i][:, axis], middles[j][:, axis])
             for axis in (0, 1)
-        ]
-        pairs += [Pair(i, j, parts[0]), Pair(i, j, parts[1])]
+        )
+        least = size * apart(chip, blocks[i], blocks[j])
+        bound += least
+        if entries <= FULL_ENTRIES:
+            both = rows + cols
+            if not share:
+                both[_overlap(blocks[i], anchors[i], blocks[j], anchors[j])] = np.inf
+            pairs.append(Pair(i, j, both))
+            continue
+        # Rows and cols apart are far fewer classes; then the relaxation must be told that blocks
+        # which do not overlap have a distance.
+        pairs += [Pair(i, j, rows), Pair(i, j, cols)]
         if not share:
-            # Blocks that do not overlap are at least this far apart; the relaxation must know.
-            least = size * apart(chip, blocks[i], blocks[j])
-            bound += least
-            terms = ((len(pairs) - 2, -parts[0]), (len(pairs) - 1, -parts[1]))
+            terms = ((len(pairs) - 2, -rows), (len(pairs) - 1, -cols))
             limits.append(Limit(f"{blocks[i].name} beside {blocks[j].name}", (), -least, terms))
     if not share:
         limits += _no_core_twice(blocks, anchors)
@@ -78,6 +87,17 @@ def placement_problem(
         tuple(limits),
         known_bound=bound if not share else -math.inf,
     )
+
+
+def _overlap(
+    first: Block, at: Anchors, second: Block, there: Anchors
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """For every two anchors, whether the blocks would share a core."""
+    out = np.ones((len(at), len(there)), bool)
+    for axis, size, other in ((0, first.rows, second.rows), (1, first.cols, second.cols)):
+        low, high = at[:, None, axis], there[None, :, axis]
+        out &= (low < high + other) & (high < low + size)
+    return out
 
 
 def _no_core_twice(blocks: Sequence[Block], anchors: Sequence[Anchors]) -> list[Limit]:

@@ -111,14 +111,14 @@ def _without_deadlock(
     walked: dict[tuple[int, int], Ints] = {}
     conflicts: list[Conflict] = []
     weight = hops_weight(table)
-    known = []
+    known: list[Options] = []
     for plain in _uniform(table):
         if not _circles(table, plain, chip, walked, 1):
             limit = begin + (0.15 + 0.15 * len(known)) * time_limit
             known.append(_descended(table, plain, chip, walked, weight, limit))
     starts = sorted(known, key=lambda o: objective(table, o, weight))
     bound = -math.inf
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if solver == "ilp" else 3):
         scope = f"{len(table.flows)} flows"
         if conflicts:
             scope += f", {len(conflicts)} cuts against deadlock"

@@ -68,7 +68,7 @@ def random_feeds(model: Model, bound: Bound, seed: int = 0, ids: int = 50) -> di
     feeds = dict(bound.folded)
     for name, (shape, dtype) in bound.inputs.items():
         if dtype in ("int64", "int32"):
-            feeds[name] = rng.integers(0, ids, shape).astype(NUMPY[dtype])
+            feeds[name] = rng.integers(0, 2 if "type" in name else ids, shape).astype(NUMPY[dtype])
         else:
             feeds[name] = rng.standard_normal(shape).astype(NUMPY[dtype])
     for past, _, shape, dtype in bound.caches:
