@@ -229,13 +229,13 @@ class Importer:
         if not self.failures:
             return
         unknown = {op: n for (op, why), n in self.failures.items() if not why}
-        limited = [(op, why, n) for (op, why), n in self.failures.items() if why]
+        limited = [(op, why) for op, why in self.failures if why]
         parts = []
         if unknown:
             listed = ", ".join(f"'{op}' ({_nodes_text(n)})" for op, n in sorted(unknown.items()))
             parts.append(f"operators that are not supported: {listed}")
         if limited:
-            listed = ", ".join(f"'{op}' {why} ({_nodes_text(n)})" for op, why, n in sorted(limited))
+            listed = ", ".join(f"'{op}' {why}" for op, why in sorted(limited))
             parts.append(f"operators in a form that is not supported: {listed}")
         text = "; ".join(parts)
         remedy = remedy or "export it without them ('meshc ops' lists what is supported)"

@@ -3,6 +3,10 @@
 Choices are the ops and the tensors carried from layer to layer; a pair of choices costs what
 re-sharding the tensor between them takes; limits keep every position of the program within SRAM.
 A repeated layer appears once, its costs times its repetitions.
+
+SRAM that weights and caches occupy has a price: filling it whole costs as much as the ops at
+their fastest. Without it the plan would copy every weight to every core as long as there is room
+for a cycle's gain, at the expense of the longest context.
 """
 
 from __future__ import annotations
@@ -38,7 +42,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Space:
-    """The search space of one region shape: what can be chosen and what it costs."""
+    """The search space of one region shape: what can be chosen and what it costs.
+
+    rents: per op and option, the part of its cost that is the price of SRAM.
+    """
 
     rows: int
     cols: int
@@ -47,13 +54,14 @@ class Space:
     options: tuple[tuple[Candidate, ...], ...]
     carried: tuple[tuple[str, tuple[Layout, ...]], ...]
     problem: ChoiceProblem
-    least_cycles: float
+    rents: tuple[tuple[float, ...], ...]
     least_bytes: float
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The solved choice: plans by op, layouts of the carried tensors, cycles of the objective."""
+    """The solved choice: plans by op, layouts of the carried tensors, predicted cycles (the
+    objective without the price of SRAM)."""
 
     space: Space
     ops: dict[str, OpPlan]
@@ -138,9 +146,11 @@ def build(
     carried: list[tuple[str, tuple[Layout, ...]]] = []
     carried_index: dict[str, int] = {}
     renamed = carried_names(full)
+    least = sum(min(c.cycles for c in o) * repeat[n] for n, o in zip(names, options, strict=True))
+    price = least / max(1, capacity)
     choices = [
-        Choice(n, tuple(c.cycles * repeat[n] for c in o))
-        for n, o in zip(names, options, strict=True)
+        Choice(n, tuple(c.cycles * repeat[n] + price * b for c, b in zip(o, stay, strict=True)))
+        for n, o, stay in zip(names, options, sizes, strict=True)
     ]
     for segment in full.segments:
         for read, _ in segment.carried:
@@ -234,7 +244,6 @@ def build(
         rows,
         cols,
     )
-    least = sum(min(c.costs) for c in choices)
     bytes_ = sum(min(s) for s in sizes)
     problem = ChoiceProblem(
         stage="plan",
@@ -244,7 +253,15 @@ def build(
         limits=tuple(limits),
     )
     return Space(
-        rows, cols, stages, tuple(names), tuple(options), tuple(carried), problem, least, bytes_
+        rows,
+        cols,
+        stages,
+        tuple(names),
+        tuple(options),
+        tuple(carried),
+        problem,
+        tuple(tuple(price * b for b in stay) for stay in sizes),
+        bytes_,
     )
 
 
@@ -395,4 +412,5 @@ def choose(
     carried = {
         name: layouts[answer.options[n + i]] for i, (name, layouts) in enumerate(space.carried)
     }
-    return Selection(space, ops, carried, answer.objective), stats
+    rent = sum(space.rents[i][answer.options[i]] for i in range(n))
+    return Selection(space, ops, carried, answer.objective - rent), stats
