@@ -15,12 +15,14 @@ from typing import Any
 from meshc import frontend
 from meshc.chips import load_chip
 from meshc.emit import emit
-from meshc.emulator import check_chip_runs
+from meshc.emulator import check_chip_runs, emulate
 from meshc.errors import DoesNotFitError, InputError
 from meshc.flows import attach, flows
-from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions
+from meshc.ir.chip import ChipSpec
+from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions, MemoryMap
 from meshc.ir.graph import Graph
-from meshc.ir.plan import OpPlan, Plan
+from meshc.ir.placement import Placement
+from meshc.ir.plan import OpPlan, Plan, SolveStats
 from meshc.ir.program import Program
 from meshc.ir.workload import Workload
 from meshc.memory import assign, assign_like
@@ -31,6 +33,7 @@ from meshc.place import Block, Net, place
 from meshc.route import route
 from meshc.store import STAGES
 
+MOST_CORES = 1024  # of a region whose finalists are emulated before deciding
 RETRIES = 4  # of planning with less SRAM, when the memory layout is fuller than planned
 
 
@@ -40,9 +43,11 @@ class _Clock:
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
-    def __call__(self, stage: str, since: float) -> float:
+    def __call__(self, stage: str, since: float, place: float = 0.0) -> float:
+        """Book the time since `since` on a stage, but for the part that placing took."""
         now = time.perf_counter()
-        self.seconds[stage] += now - since
+        self.seconds[stage] += now - since - place
+        self.seconds["place"] += place
         return now
 
 
@@ -115,7 +120,7 @@ def compile(
     reserve = 0
     for attempt in range(RETRIES + 1):
         say("partition")
-        planned = STRATEGIES[options.strategy](
+        finalists, stats = STRATEGIES[options.strategy](
             phases,
             chip,
             Options(
@@ -128,49 +133,43 @@ def compile(
                 progress=lambda text: say(f"partition {text}"),
             ),
         )
-        plans, stats = planned
         start = clock("partition", start)
         if until == "partition":
-            _dump_plans(dumps, plans)
+            _dump_plans(dumps, finalists[0])
             return None
         say("place")
-        first = plans[phases[0].phase]
-        placement, placed = place(
-            [Block(s.name, first.rows, first.cols) for s in first.stages],
-            _nets(first, phases[0].graph),
-            chip,
-            solver=options.solver,
-            gap=options.gap,
-            time_limit=options.time_limit,
-            seed=options.seed,
-        )
-        start = clock("place", start)
-        say("emit")
-        drafts = [
-            emit(p.graph, p.full, plans[p.phase], placement, chip, p.max_context) for p in phases
-        ]
-        keys = [_keys(p, d) for p, d in zip(phases, drafts, strict=True)]
-        programs, memory = assign(drafts, keys)
-        start = clock("emit", start)
-        over = memory.needed - chip.core.usable_bytes
-        if over <= 0:
+        laid = []
+        for plans in finalists:
+            laid.append(_lay_out(phases, plans, chip, options))
+            start = clock("emit", start, laid[-1].place_seconds)
+        fitting = [x for x in laid if x.memory.needed <= chip.core.usable_bytes]
+        if fitting:
             break
+        over = min(x.memory.needed for x in laid) - chip.core.usable_bytes
         reserve += over
         if attempt == RETRIES:
             raise DoesNotFitError(
                 f"Model '{bound[phases[0].phase].graph.name}' does not fit {chip.name}: the SRAM "
-                f"layout needs {memory.needed} bytes per core where {chip.core.usable_bytes} are "
-                f"usable, {over} too many; core.sram_bytes of "
-                f"{memory.needed + chip.core.reserved_bytes} or a shorter --max-context would "
-                "make it fit."
+                f"layout needs {over} bytes per core more than the {chip.core.usable_bytes} that "
+                f"are usable; core.sram_bytes of {chip.core.sram_bytes + over} or a shorter "
+                "--max-context would make it fit."
             )
+    say("emulate the finalists")
+    chosen = _fastest(fitting, phases, chip)
+    start = clock("partition", start)
+    plans, placement, memory, programs = (
+        chosen.plans,
+        chosen.placement,
+        chosen.memory,
+        chosen.programs,
+    )
     for program in programs:
         check_chip_runs(program, chip)
     _dump_plans(dumps, plans)
     _dump(dumps, "placement", placement.dump())
     if until in ("place", "emit"):
         return None
-    solves = [*stats, *placed]
+    solves = [*stats, *chosen.solves]
     compiled: dict[str, CompiledPhase] = {}
     say("route")
     for p, program in zip(phases, programs, strict=True):
@@ -217,6 +216,55 @@ def compile(
         clock.seconds,
         __version__,
     )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A finalist on the chip: placed, emitted and with addresses."""
+
+    plans: Mapping[str, Plan]
+    placement: Placement
+    programs: tuple[Program, ...]
+    memory: MemoryMap
+    solves: tuple[SolveStats, ...]
+    place_seconds: float
+
+
+def _lay_out(
+    phases: list[PhaseGraphs], plans: Mapping[str, Plan], chip: ChipSpec, options: CompileOptions
+) -> _Layout:
+    first = plans[phases[0].phase]
+    began = time.perf_counter()
+    placement, placed = place(
+        [Block(s.name, first.rows, first.cols) for s in first.stages],
+        _nets(first, phases[0].graph),
+        chip,
+        solver=options.solver,  # type: ignore[arg-type]
+        gap=options.gap,
+        time_limit=options.time_limit,
+        seed=options.seed,
+    )
+    taken = time.perf_counter() - began
+    drafts = [emit(p.graph, p.full, plans[p.phase], placement, chip, p.max_context) for p in phases]
+    keys = [_keys(p, d) for p, d in zip(phases, drafts, strict=True)]
+    programs, memory = assign(drafts, keys)
+    return _Layout(plans, placement, tuple(programs), memory, tuple(placed), taken)
+
+
+def _fastest(found: list[_Layout], phases: list[PhaseGraphs], chip: ChipSpec) -> _Layout:
+    """The finalist that the emulator finds fastest, weighing phases by how often they run. On
+    regions too large for that, the one with the best prediction, which is the first."""
+    cores = max(r.rows * r.cols for x in found for r in x.placement.regions.values())
+    if len(found) == 1 or cores > MOST_CORES:
+        return found[0]
+
+    def cycles(x: _Layout) -> float:
+        return sum(
+            p.weight * emulate(program, chip).cycles
+            for p, program in zip(phases, x.programs, strict=True)
+        )
+
+    return min(found, key=cycles)
 
 
 def _overrides(items: tuple[str, ...]) -> dict[str, str]:

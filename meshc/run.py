@@ -271,7 +271,10 @@ def _mismatch(given: Mapping[str, np.ndarray], bound: Any) -> str | None:
             low, high = int(given[name].min()), int(given[name].max())
             if low < -size or high >= size:
                 worst = high if high >= size else low
-                return f"input '{name}' holds {worst} where {size} entries exist, give 0 to {size - 1}."
+                return (
+                    f"input '{name}' holds {worst} where {size} entries exist, give 0 to "
+                    f"{size - 1}."
+                )
     for name, array in given.items():
         if name in wanted:
             continue

@@ -1,7 +1,7 @@
 """Partitioning: region shape, stages, and a sharding for every op.
 
-A strategy is one function from phases, a chip and options to a plan per phase; `STRATEGIES`
-names them.
+A strategy is one function from phases, a chip and options to its finalists, each a plan per
+phase; `STRATEGIES` names them.
 """
 
 from meshc.partition.auto import Options, PhaseGraphs, plan_auto

@@ -1,8 +1,9 @@
-"""Strategy `auto`: the region shape and plan with the least predicted time.
+"""Strategy `auto`: the region shapes and plans with the least predicted time.
 
 Shapes are tried from small to large. Every shape gets a heuristic plan; exploring stops when
 larger regions have become clearly slower (all-reduces grow with the region's sides, work shrinks
-with its area, so the time has one valley). The best few are solved as integer programs.
+with its area, so the time has one valley). The best few are solved as integer programs and handed
+on as finalists, of which the pipeline keeps the one that is fastest on the emulator.
 """
 
 from __future__ import annotations
@@ -72,9 +73,12 @@ class _Trial:
 
 def plan_auto(
     phases: list[PhaseGraphs], chip: ChipSpec, options: Options
-) -> tuple[dict[str, Plan], list[SolveStats]]:
-    """A plan for every phase, all on regions of one shape with weights and caches in the same
-    layouts. Raises DoesNotFitError when no shape holds the model."""
+) -> tuple[list[dict[str, Plan]], list[SolveStats]]:
+    """The finalists, best prediction first: each has a plan for every phase, all on regions of
+    one shape with weights and caches in the same layouts.
+
+    Raises DoesNotFitError when no shape holds the model.
+    """
     # The phase that runs most decides the layouts of weights and caches.
     order = sorted(phases, key=lambda p: (p.phase != "decode", p.phase))
     model = CostModel(chip)
@@ -98,17 +102,19 @@ def plan_auto(
         raise DoesNotFitError(_does_not_fit(order, model, options, shortage))
     tried.sort(key=lambda t: (t.cycles, t.rows * t.cols, t.rows))
     final: list[_Trial] = []
-    for trial in tried[: FINALISTS if options.solver != "greedy" else 1]:
+    for trial in tried[:FINALISTS]:
         if final and trial.cycles > 1.5 * final[0].cycles:
             break
         if options.progress:
             options.progress(f"region {trial.rows}x{trial.cols}")
         solved = _solve(order, model, trial.rows, trial.cols, trial.stages, options, options.solver)
         final.append(solved if solved is not None else trial)
-    chosen = min(final, key=lambda t: (t.cycles, t.rows * t.cols))
-    plans = {p.phase: _as_plan(p, s, chosen) for p, s in zip(order, chosen.selections, strict=True)}
-    stats = [s for t in final for s in t.stats]
-    return {p.phase: plans[p.phase] for p in phases}, stats
+    final.sort(key=lambda t: (t.cycles, t.rows * t.cols))
+    finalists = [
+        {p.phase: _as_plan(p, s, t) for p, s in zip(order, t.selections, strict=True)}
+        for t in final
+    ]
+    return finalists, [s for t in final for s in t.stats]
 
 
 def _layers(phases: list[PhaseGraphs]) -> int:

@@ -11,10 +11,11 @@ from meshc.partition.auto import Options, PhaseGraphs, plan_auto
 
 def plan_pipeline(
     phases: list[PhaseGraphs], chip: ChipSpec, options: Options
-) -> tuple[dict[str, Plan], list[SolveStats]]:
-    """The best plan among those with at least two stages (one per layer where two cores or more
+) -> tuple[list[dict[str, Plan]], list[SolveStats]]:
+    """The best plans among those with at least two stages (one per layer where two cores or more
     are left for each). Models without repeated layers have a single stage."""
     layers = max(s.repeat for p in phases for s in p.graph.segments)
     wanted = replace(options, least_stages=max(1, min(layers, chip.cores)))
-    plans, stats = plan_auto(phases, chip, wanted)
-    return {n: replace(p, strategy="pipeline") for n, p in plans.items()}, stats
+    finalists, stats = plan_auto(phases, chip, wanted)
+    named = [{n: replace(p, strategy="pipeline") for n, p in plans.items()} for plans in finalists]
+    return named, stats

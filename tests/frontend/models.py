@@ -62,7 +62,7 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9))
 
 
-def random_feeds(model: Model, bound: Bound, seed: int = 0, ids: int = 50) -> dict[str, np.ndarray]:
+def random_feeds(model: Model, bound: Bound, seed: int = 0, ids: int = 40) -> dict[str, np.ndarray]:
     """Random run-time inputs and caches of a bound model, and what was folded."""
     rng = np.random.default_rng(seed)
     feeds = dict(bound.folded)
