@@ -45,7 +45,8 @@ def tree(lanes: int, groups: int) -> Tree:
     size = -(-lanes // groups)
     levels_parent, levels_children = [], []
     roots = []
-    parent, children = [-1] * lanes, [[] for _ in range(lanes)]
+    parent = [-1] * lanes
+    children: list[list[int]] = [[] for _ in range(lanes)]
     for start in range(0, lanes, size):
         members = list(range(start, min(start + size, lanes)))
         roots.append(_chain(members, parent, children))

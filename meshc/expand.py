@@ -6,9 +6,8 @@ with one instance per layer, so it is worked out once per lane and instruction a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from meshc.collectives import tree
 from meshc.ir.chip import Coord
@@ -22,14 +21,16 @@ from meshc.ir.program import (
     Move,
     Program,
     Reduce,
-    Run,
     Transfer,
 )
+from meshc.ir.routing import Route
 from meshc.ir.shards import local, pieces
 from meshc.ir.stream import Action, Combine, Copy, Kernel, Recv, Send, Step, View
 
 POSITIONS = 1 << 16  # position = schedule index × POSITIONS + instruction index
 Lane = tuple[int, int]
+Ranges = tuple[range, ...]
+_Prefix = tuple[int, int]  # of a message key: run, and layer × POSITIONS + instruction
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,82 @@ class _Part:
         return any(len(r) == 0 for r in self.ranges)
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    op: str
+    inputs: tuple[_Part, ...]
+    output: _Part
+    ranges: tuple[tuple[range, ...], ...]
+
+    def at(self, layer: int, key: _Prefix) -> Action:
+        del key
+        return Kernel(
+            self.op, tuple(p.at(layer) for p in self.inputs), self.output.at(layer), self.ranges
+        )
+
+
+@dataclass(frozen=True)
+class _Send:
+    message: int
+    to: tuple[Coord, ...]
+    part: _Part
+    route: Route
+
+    def at(self, layer: int, key: _Prefix) -> Action:
+        return Send((*key, self.message), self.to, self.part.at(layer), self.route)
+
+
+@dataclass(frozen=True)
+class _Recv:
+    message: int
+    source: Coord
+    part: _Part
+
+    def at(self, layer: int, key: _Prefix) -> Action:
+        return Recv((*key, self.message), self.source, self.part.at(layer))
+
+
+@dataclass(frozen=True)
+class _Combine:
+    how: str
+    source: _Part
+    destination: _Part
+
+    def at(self, layer: int, key: _Prefix) -> Action:
+        del key
+        return Combine(self.how, self.source.at(layer), self.destination.at(layer))
+
+
+@dataclass(frozen=True)
+class _Copy:
+    source: _Part
+    destination: _Part
+
+    def at(self, layer: int, key: _Prefix) -> Action:
+        del key
+        return Copy(self.source.at(layer), self.destination.at(layer))
+
+
+_Template = _Kernel | _Send | _Recv | _Combine | _Copy
+
+
+@dataclass
+class _Exchange:
+    """What one lane does for a Transfer."""
+
+    sends: list[_Template] = field(default_factory=list)
+    copies: list[_Template] = field(default_factory=list)
+    receives: list[_Template] = field(default_factory=list)
+
+
+@dataclass
+class _Exchanges:
+    """A Transfer worked out: per lane of the source region, and of the target region."""
+
+    source: dict[Lane, _Exchange] = field(default_factory=dict)
+    target: dict[Lane, _Exchange] = field(default_factory=dict)
+
+
 @dataclass
 class Expander:
     """Expands one program; keeps what the lanes share.
@@ -56,9 +133,7 @@ class Expander:
     """
 
     program: Program
-    _moves: dict[Any, dict[Lane, tuple[list[Any], list[Any], list[Any]]]] = field(
-        default_factory=dict
-    )
+    _exchanges: dict[tuple[int, int], _Exchanges] = field(default_factory=dict)
 
     def cores(self) -> list[Coord]:
         """Every core that has instructions, row by row."""
@@ -74,7 +149,7 @@ class Expander:
     def stream(self, core: Coord) -> Iterator[Step]:
         """The core's instructions in order."""
         p = self.program
-        templates: dict[tuple[int, int], list[Any]] = {}
+        templates: dict[tuple[int, int], list[list[_Template]]] = {}
         for index, entry in enumerate(p.schedule):
             region = p.regions[entry.region]
             if isinstance(entry, Move):
@@ -114,7 +189,7 @@ class Expander:
 
     def _template(
         self, i: Instruction, region: Region, lane: Lane, key: tuple[int, int]
-    ) -> list[Any]:
+    ) -> list[list[_Template]]:
         """Lists of action templates, one per Step."""
         if isinstance(i, Compute):
             return [[self._compute(i, region, lane)]]
@@ -122,10 +197,12 @@ class Expander:
             return self._reduce(i, region, lane)
         if isinstance(i, Broadcast):
             return self._broadcast(i, region, lane)
-        copies, sends, receives = self._transfer(i, region, region, key)[lane]
-        return [[*sends, *copies, *receives]] if copies or sends or receives else []
+        found = self._transfer(i, region, region, key)
+        give, take = found.source[lane], found.target[lane]
+        actions = [*give.sends, *take.copies, *take.receives]
+        return [actions] if actions else []
 
-    def _compute(self, i: Compute, region: Region, lane: Lane) -> Any:
+    def _compute(self, i: Compute, region: Region, lane: Lane) -> _Template:
         p = self.program
         op = p.ops[i.op]
         rows, cols = region.rows, region.cols
@@ -138,11 +215,11 @@ class Expander:
         shape = p.tensor_shapes[op.output]
         part = self._part(i.output, region, lane, out.layout, shape)
         ranges.append(out.layout.shard(shape, *lane, rows, cols))
-        return ("kernel", i.op, tuple(parts), part, tuple(ranges))
+        return _Kernel(i.op, tuple(parts), part, tuple(ranges))
 
     def _line(
         self, i: Reduce | Broadcast, region: Region, lane: Lane
-    ) -> tuple[int, int, Any, _Part]:
+    ) -> tuple[int, int, Callable[[int], Coord], _Part]:
         """Length of the line, own place on it, the core at a place, own part of the buffer."""
         b = self.program.buffers[i.buffer]
         part = self._part(i.buffer, region, lane, b.layout, b.shape)
@@ -150,7 +227,7 @@ class Expander:
             return region.rows, lane[0], lambda k: region.core(k, lane[1]), part
         return region.cols, lane[1], lambda k: region.core(lane[0], k), part
 
-    def _reduce(self, i: Reduce, region: Region, lane: Lane) -> list[Any]:
+    def _reduce(self, i: Reduce, region: Region, lane: Lane) -> list[list[_Template]]:
         n, me, core, part = self._line(i, region, lane)
         if part.empty or n == 1:
             return []
@@ -158,21 +235,21 @@ class Expander:
         t = tree(n, i.groups)
         steps = []
         for level, (parent, children) in enumerate(zip(t.parent, t.children, strict=True)):
-            actions: list[Any] = []
+            actions: list[_Template] = []
             for number, child in enumerate(children[me]):
                 b = self.program.buffers[i.scratch[number]]
                 spot = _Part(b, part.extent, part.ranges)
                 message = (level * n + child) * POSITIONS + other
-                actions.append(("recv", message, core(child), spot))
-                actions.append(("combine", i.combine, spot, part))
+                actions.append(_Recv(message, core(child), spot))
+                actions.append(_Combine(i.combine, spot, part))
             if parent[me] >= 0:
                 message = (level * n + me) * POSITIONS + other
-                actions.append(("send", message, (core(parent[me]),), part, i.route))
+                actions.append(_Send(message, (core(parent[me]),), part, i.route))
             if actions:
                 steps.append(actions)
         return steps
 
-    def _broadcast(self, i: Broadcast, region: Region, lane: Lane) -> list[Any]:
+    def _broadcast(self, i: Broadcast, region: Region, lane: Lane) -> list[list[_Template]]:
         n, me, core, part = self._line(i, region, lane)
         if part.empty or n == 1:
             return []
@@ -181,120 +258,101 @@ class Expander:
         if i.multicast:
             if me == t.root:
                 rest = tuple(core(k) for k in range(n) if k != me)
-                return [[("send", other, rest, part, i.route)]]
-            return [[("recv", other, core(t.root), part)]]
-        actions: list[Any] = []
+                return [[_Send(other, rest, part, i.route)]]
+            return [[_Recv(other, core(t.root), part)]]
+        actions: list[_Template] = []
         for level in reversed(range(len(t.parent))):
             if t.parent[level][me] >= 0:
                 message = (level * n + me) * POSITIONS + other
-                actions.append(("recv", message, core(t.parent[level][me]), part))
+                actions.append(_Recv(message, core(t.parent[level][me]), part))
             for child in t.children[level][me]:
                 message = (level * n + child) * POSITIONS + other
-                actions.append(("send", message, (core(child),), part, i.route))
+                actions.append(_Send(message, (core(child),), part, i.route))
         return [actions]
 
     def _transfer(
-        self, i: Transfer, region: Region, target: Region, key: Any
-    ) -> dict[Lane, tuple[list[Any], list[Any], list[Any]]]:
-        """Per lane (source lanes and target lanes): copies, sends, receives.
-
-        With two regions, lanes of the source region are keyed ("from", row, col).
-        """
-        if key in self._moves:
-            return self._moves[key]
+        self, i: Transfer, region: Region, target: Region, key: tuple[int, int]
+    ) -> _Exchanges:
+        """Who sends which elements to whom, for all lanes of both regions at once."""
+        if key in self._exchanges:
+            return self._exchanges[key]
         p = self.program
         src, dst = p.buffers[i.source], p.buffers[i.destination]
-        same = region == target
-        shape = dst.shape
         rows, cols = region.rows, region.cols
         extent_src = src.layout.largest(src.capacity, rows, cols)
         extent_dst = dst.layout.largest(dst.capacity, target.rows, target.cols)
-        lanes: dict[Any, tuple[list[Any], list[Any], list[Any]]] = {}
-        for r in range(rows):
-            for c in range(cols):
-                lanes[(r, c) if same else ("from", r, c)] = ([], [], [])
-        messages: dict[Any, list[Any]] = {}
-        for r in range(target.rows):
-            for c in range(target.cols):
-                lanes.setdefault((r, c), ([], [], []))
-                wanted = dst.layout.shard(shape, r, c, target.rows, target.cols)
-                held = dst.layout.shard(dst.capacity, r, c, target.rows, target.cols)
-                for giver, part in pieces(src.layout, wanted, shape, rows, cols, (r, c)):
-                    spot = tuple(local(g, h) for g, h in zip(part, held, strict=True))
-                    messages.setdefault((giver, part), []).append(((r, c), spot))
-        total = target.rows * target.cols
-        sends: dict[Lane, list[Any]] = {}
-        for (giver, part), takers in messages.items():
+        found = _Exchanges(
+            {(r, c): _Exchange() for r in range(rows) for c in range(cols)},
+            {(r, c): _Exchange() for r in range(target.rows) for c in range(target.cols)},
+        )
+        # (giver, elements) -> takers with the place of the elements in their shard
+        wishes: dict[tuple[Lane, Ranges], list[tuple[Lane, Ranges]]] = {}
+        for taker in found.target:
+            wanted = dst.layout.shard(dst.shape, *taker, target.rows, target.cols)
+            held = dst.layout.shard(dst.capacity, *taker, target.rows, target.cols)
+            for giver, part in pieces(src.layout, wanted, dst.shape, rows, cols, taker):
+                spot = tuple(local(g, h) for g, h in zip(part, held, strict=True))
+                wishes.setdefault((giver, part), []).append((taker, spot))
+        batches: dict[Lane, list[tuple[list[tuple[Lane, Ranges]], _Part]]] = {}
+        for (giver, part), takers in wishes.items():
             owned = src.layout.shard(src.capacity, *giver, rows, cols)
             spot = tuple(local(g, h) for g, h in zip(part, owned, strict=True))
             view = _Part(src, extent_src, spot)
             away = []
             for taker, place in takers:
                 if region.core(*giver) == target.core(*taker):
-                    lanes[taker][0].append(("copy", view, _Part(dst, extent_dst, place)))
+                    copy = _Copy(view, _Part(dst, extent_dst, place))
+                    found.target[taker].copies.append(copy)
                 else:
                     away.append((taker, place))
             for batch in [away] if i.multicast and away else [[a] for a in away]:
-                sends.setdefault(giver, []).append((batch, view))
-        for giver in sorted(sends):
-            me = giver[0] * target.cols + giver[1]
-
-            def distance(item: Any, me: int = me) -> tuple[int, Any]:
-                taker = item[0][0][0]
-                return (taker[0] * target.cols + taker[1] - me) % total, taker
-
-            for number, (batch, view) in enumerate(sorted(sends[giver], key=distance)):
-                message = (giver[0] * cols + giver[1]) * POSITIONS + number
+                batches.setdefault(giver, []).append((batch, view))
+        for giver in sorted(batches):
+            first = giver[0] * cols + giver[1]
+            ordered = sorted(batches[giver], key=lambda b: _turn(b[0][0][0], giver, target))
+            for number, (batch, view) in enumerate(ordered):
+                message = first * POSITIONS + number
                 to = tuple(target.core(*taker) for taker, _ in batch)
-                lanes[giver if same else ("from", *giver)][1].append(
-                    ("send", message, to, view, i.route)
-                )
+                found.source[giver].sends.append(_Send(message, to, view, i.route))
                 for taker, place in batch:
-                    lanes[taker][2].append(
-                        ("recv", message, region.core(*giver), _Part(dst, extent_dst, place))
+                    spot_there = _Part(dst, extent_dst, place)
+                    found.target[taker].receives.append(
+                        _Recv(message, region.core(*giver), spot_there)
                     )
-        self._moves[key] = lanes
-        return lanes
+        self._exchanges[key] = found
+        return found
 
     def _move(self, index: int, entry: Move, core: Coord) -> Iterator[Step]:
         source, target = self.program.regions[entry.region], self.program.regions[entry.to_region]
-        lanes = self._transfer(entry.transfer, source, target, (index, 0))
-        actions: list[Any] = []
+        found = self._transfer(entry.transfer, source, target, (index, 0))
+        actions: list[_Template] = []
         if source.contains(core):
-            at = (core.row - source.row, core.col - source.col)
-            key: Any = at if source == target else ("from", *at)
-            actions += lanes[key][1]
+            actions += found.source[core.row - source.row, core.col - source.col].sends
         if target.contains(core):
-            at = (core.row - target.row, core.col - target.col)
-            actions += lanes[at][0]
-            actions += lanes[at][2]
+            take = found.target[core.row - target.row, core.col - target.col]
+            actions += [*take.copies, *take.receives]
         if actions:
             yield _stamp(index * POSITIONS, entry.transfer, -1, actions, 0, (index, 0))
+
+
+def _turn(taker: Lane, giver: Lane, region: Region) -> tuple[int, Lane]:
+    """Order of a giver's messages: starting behind itself and round, so that lanes that send to
+    the same others do not all begin with the same one."""
+    mine, theirs = giver[0] * region.cols + giver[1], taker[0] * region.cols + taker[1]
+    return (theirs - mine) % (region.rows * region.cols), taker
 
 
 def _stamp(
     position: int,
     instruction: Instruction,
     layer: int,
-    templates: list[Any],
+    templates: list[_Template],
     instance: int,
-    key: tuple[int, int],
+    key: _Prefix,
 ) -> Step:
-    actions: list[Action] = []
-    for t in templates:
-        if t[0] == "kernel":
-            views = tuple(part.at(instance) for part in t[2])
-            actions.append(Kernel(t[1], views, t[3].at(instance), t[4]))
-        elif t[0] == "send":
-            actions.append(Send((*key, t[1]), t[2], t[3].at(instance), t[4]))
-        elif t[0] == "recv":
-            actions.append(Recv((*key, t[1]), t[2], t[3].at(instance)))
-        elif t[0] == "combine":
-            actions.append(Combine(t[1], t[2].at(instance), t[3].at(instance)))
-        else:
-            actions.append(Copy(t[1].at(instance), t[2].at(instance)))
+    actions = tuple(t.at(instance, key) for t in templates)
     kind = type(instruction).__name__.lower()
-    return Step(position, instruction.name, instruction.op, kind, layer, tuple(actions))
+    return Step(position, instruction.name, instruction.op, kind, layer, actions)
 
 
 def expand(program: Program, core: Coord) -> Iterator[Step]:
@@ -303,10 +361,3 @@ def expand(program: Program, core: Coord) -> Iterator[Step]:
     For many cores of one program make an `Expander` once and call its `stream`.
     """
     return Expander(program).stream(core)
-
-
-def entry_name(entry: Run | Move) -> str:
-    """Readable name of a schedule entry."""
-    if isinstance(entry, Move):
-        return f"move {entry.transfer.name} {entry.region} -> {entry.to_region}"
-    return f"run {entry.body} on {entry.region} layers [{entry.first}, {entry.last})"

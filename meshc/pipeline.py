@@ -83,7 +83,7 @@ def compile(
     say("import")
     model = frontend.load_model(model_path)
     decode_model = frontend.load_model(options.decode_model) if options.decode_model else None
-    wanted = frontend.workloads(
+    found = frontend.workloads(
         model,
         phase=options.phase,
         batch=options.batch,
@@ -93,7 +93,9 @@ def compile(
         dims=dict(options.dims),
         decode_model=decode_model,
     )
-    bound, full = {}, {}
+    wanted: dict[str, Any] = {str(phase): step for phase, step in found.items()}
+    bound: dict[str, Any] = {}
+    full: dict[str, Any] = {}
     for phase, (m, w) in wanted.items():
         w.verify()
         bound[phase] = frontend.bind(m, w, dynamic_mask=options.dynamic_mask)
@@ -222,7 +224,7 @@ def compile(
 class _Layout:
     """A finalist on the chip: placed, emitted and with addresses."""
 
-    plans: Mapping[str, Plan]
+    plans: dict[str, Plan]
     placement: Placement
     programs: tuple[Program, ...]
     memory: MemoryMap
@@ -231,7 +233,7 @@ class _Layout:
 
 
 def _lay_out(
-    phases: list[PhaseGraphs], plans: Mapping[str, Plan], chip: ChipSpec, options: CompileOptions
+    phases: list[PhaseGraphs], plans: dict[str, Plan], chip: ChipSpec, options: CompileOptions
 ) -> _Layout:
     first = plans[phases[0].phase]
     began = time.perf_counter()
@@ -239,7 +241,7 @@ def _lay_out(
         [Block(s.name, first.rows, first.cols) for s in first.stages],
         _nets(first, phases[0].graph),
         chip,
-        solver=options.solver,  # type: ignore[arg-type]
+        solver=options.solver,
         gap=options.gap,
         time_limit=options.time_limit,
         seed=options.seed,

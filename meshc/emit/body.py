@@ -212,10 +212,10 @@ def _operand(e: Emission, segment: Segment, op: Op, name: str, wanted: Layout) -
         owner = segment.name if len(t.instances) > 1 else ""
         return e.declare(f"{name} {wanted}", name, _HELD[t.kind], wanted, owner)
     shape = e.full.tensors[name].shape
-    home = e.homes[name]
+    home: str = e.homes[name]
     for buffer in (home, *e.copies.get(name, ())):
         if covers(e.buffers[buffer].layout, wanted, shape, e.plan.rows, e.plan.cols):
-            return buffer
+            return str(buffer)
     copy = e.declare(
         f"{name} as {wanted} in {segment.name}", name, "activation", wanted, segment.name
     )

@@ -27,21 +27,23 @@ def _erf(x: np.ndarray) -> np.ndarray:
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     # The two branches keep exp from overflowing.
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+    return np.asarray(np.where(x >= 0, 1 / (1 + e), e / (1 + e)))
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if np.issubdtype(np.result_type(a), np.integer):
-        return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(np.result_type(a))
-    return np.divide(a, b)
+        whole = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+        return np.asarray(whole, np.result_type(a))
+    return np.asarray(np.divide(a, b))
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + _erf(x / np.float32(np.sqrt(2))))
+    return np.asarray(0.5 * x * (1 + _erf(x / np.float32(np.sqrt(2)))))
 
 
 def _gelu_tanh(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * x * x * x)))
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * x * x * x)
+    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -51,7 +51,7 @@ def _evaluate(
     if op.attr("transpose_b", False):
         b = np.swapaxes(b, -1, -2)
     with np.errstate(all="ignore"):
-        return np.matmul(a, b)
+        return np.asarray(np.matmul(a, b))
 
 
 def _work(

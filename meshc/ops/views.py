@@ -79,7 +79,7 @@ def _slice(
     start, step, length = op.attr("start", 0), op.attr("step", 1), len(output[axis])
     if len(inputs[0][axis]) == length and step == 1:
         return arrays[0]
-    return np.take(arrays[0], start + step * np.arange(length), axis=axis)
+    return np.asarray(np.take(arrays[0], start + step * np.arange(length), axis=axis))
 
 
 TRANSPOSE = OpRecord("transpose", _transpose_space, _transpose, moved)

@@ -388,11 +388,11 @@ def _limits(
             continue
         terms = []
         for choice in range(len(names) + len(carried)):
-            amounts = at[p].get(choice)
-            held = stay[choice] if choice < len(names) else None
-            if amounts is None and (held is None or not held.any()):
+            total = at[p].get(choice, np.zeros(1))
+            if choice < len(names):
+                total = total + stay[choice]
+            if not total.any():
                 continue
-            total = (amounts if amounts is not None else 0) + (held if held is not None else 0)
             terms.append((choice, np.asarray(total, dtype=float)))
         limits.append(
             Limit(f"SRAM at position {p}", tuple(terms), float(capacity), tuple(copies.get(p, ())))

@@ -51,7 +51,7 @@ def cases(name: str) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray],
         for side in ("in", "out"):
             start = f"case{i}/{side}/"
             parts.append({k[len(start) :]: data[k] for k in data if k.startswith(start)})
-        logits = data[f"case{i}/torch_logits"] if f"case{i}/torch_logits" in data else None
+        logits = data.get(f"case{i}/torch_logits")
         if parts[0]:
             found.append((parts[0], parts[1], logits))
     return found
@@ -140,7 +140,7 @@ def test_oracle_widens_bf16(name: str) -> None:
     feeds = random_feeds(model, bound)
     want, oracle = run_oracle(model, feeds)
     assert oracle == "onnxruntime, graph widened to fp32"
-    assert want["logits"].dtype == NUMPY["bf16"]
+    assert {str(a.dtype) for a in want.values()} <= {"bfloat16", "float32"}
     got = reference.interpret(bound.graph, bound.data, feeds)
     assert max(error(got[n], a) for n, a in want.items()) < 2e-2
 
@@ -150,7 +150,9 @@ def test_oracle_is_named_and_refuses_in_one_sentence() -> None:
     bound = bind(model, step(1, 4))
     assert run_oracle(model, random_feeds(model, bound))[1] == "onnxruntime"
     bound = bind(model, step(2, 3, 5))
-    with pytest.raises(InputError, match="ONNX Runtime refuses to run 'llama-genai-fp32-cpu.onnx'"):
+    with pytest.raises(
+        InputError, match=r"^ONNX Runtime refuses to run 'llama-genai-fp32-cpu\.onnx'"
+    ):
         run_oracle(model, random_feeds(model, bound))
 
 

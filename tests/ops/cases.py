@@ -1,0 +1,346 @@
+"""Random cases of every op kind, with what plain numpy says about them.
+
+A generator takes a random source and a number of cached tokens; called twice with equal seeds and
+different tokens it gives the same op at two contexts. Floats are small whole numbers where sums
+are compared, so that every order of adding gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from meshc.ir.dtypes import NUMPY
+
+from .lanes import Case, make_op
+
+Generator = Callable[[np.random.Generator, int], Case]
+NONE: frozenset[int] = frozenset()
+
+
+def whole(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "fp32") -> np.ndarray:
+    """Small whole numbers."""
+    return rng.integers(-4, 5, shape).astype(NUMPY[dtype])
+
+
+def real(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "fp32") -> np.ndarray:
+    return rng.standard_normal(shape).astype(NUMPY[dtype])
+
+
+def some_shape(rng: np.random.Generator, rank: int, empty: float = 0.05) -> tuple[int, ...]:
+    """Sizes around the grids' sides: ones, uneven ones, now and then none at all."""
+    sizes = [int(n) for n in rng.choice([1, 1, 2, 3, 4, 5, 6, 7, 8, 12], rank)]
+    if rank and rng.random() < empty:
+        sizes[int(rng.integers(rank))] = 0
+    return tuple(sizes)
+
+
+def broadcastable(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape that broadcasts to `shape`: ones here and there, leading dims left out."""
+    lead = int(rng.integers(len(shape) + 1)) if rng.random() < 0.4 else 0
+    return tuple(1 if rng.random() < 0.3 else n for n in shape[lead:])
+
+
+def map_affine(rng: np.random.Generator, tokens: int) -> Case:
+    shape = some_shape(rng, int(rng.integers(1, 5)))
+    dtype = str(rng.choice(["fp32", "fp16", "bf16"]))
+    arrays = [
+        whole(rng, shape, dtype),
+        whole(rng, broadcastable(rng, shape), dtype),
+        whole(rng, broadcastable(rng, shape), dtype),
+    ]
+    a, b, c = (x.astype(np.float32) for x in arrays)
+    steps = (
+        ("mul", (("in", 0), ("in", 1)), dtype),
+        ("sub", (("step", 0), ("in", 2)), dtype),
+        ("add", (("step", 1), ("const", 0.5)), dtype),
+    )
+    expected = (a * b - c + np.float32(0.5)).astype(NUMPY[dtype])
+    return Case(make_op("map", 3, steps=steps), tuple(arrays), expected)
+
+
+def map_masked(rng: np.random.Generator, tokens: int) -> Case:
+    """A mask over cached tokens on scores of one head per lane."""
+    heads, new = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    scores = real(rng, (1, heads, new, tokens))
+    mask = np.ones((1, 1, 1, tokens), bool)
+    mask[..., : tokens // 2] = False
+    steps = (("where", (("in", 1), ("in", 0), ("const", -1e9)), "fp32"),)
+    expected = np.where(mask, scores, np.float32(-1e9)).astype(np.float32)
+    last = frozenset({3})
+    return Case(make_op("map", 2, steps=steps), (scores, mask), expected, (last, last, last))
+
+
+def map_integers(rng: np.random.Generator, tokens: int) -> Case:
+    shape = some_shape(rng, int(rng.integers(1, 4)))
+    a, b = whole(rng, shape, "int64"), whole(rng, broadcastable(rng, shape), "int64")
+    steps = (("less", (("in", 0), ("in", 1)), "bool"), ("not", (("step", 0),), "bool"))
+    return Case(make_op("map", 2, steps=steps), (a, b), ~(a < b))
+
+
+def matmul_random(rng: np.random.Generator, tokens: int) -> Case:
+    """Batches that broadcast, either operand transposed, any size from 0 up."""
+    batch = some_shape(rng, int(rng.integers(0, 3)))
+    m, n, k = some_shape(rng, 3)
+    ta, tb = bool(rng.integers(2)), bool(rng.integers(2))
+    dtype = str(rng.choice(["fp32", "fp16", "bf16"]))
+    keep_a = rng.random() < 0.5
+    other = broadcastable(rng, batch)
+    lead_a, lead_b = (batch, other) if keep_a else (other, batch)
+    a = whole(rng, (*lead_a, *((k, m) if ta else (m, k))), dtype)
+    b = whole(rng, (*lead_b, *((n, k) if tb else (k, n))), dtype)
+    x, y = a.astype(np.float32), b.astype(np.float32)
+    expected = (np.swapaxes(x, -1, -2) if ta else x) @ (np.swapaxes(y, -1, -2) if tb else y)
+    op = make_op("matmul", 2, transpose_a=ta, transpose_b=tb)
+    return Case(op, (a, b), expected.astype(NUMPY[dtype]))
+
+
+def matmul_scores(rng: np.random.Generator, tokens: int) -> Case:
+    """Queries against cached keys: N counts tokens."""
+    batch, heads, new, width = 2, int(rng.integers(1, 4)), int(rng.integers(1, 3)), 4
+    q, k = whole(rng, (batch, heads, new, width)), whole(rng, (batch, heads, tokens, width))
+    expected = q @ np.swapaxes(k, -1, -2)
+    op = make_op("matmul", 2, transpose_b=True)
+    return Case(op, (q, k), expected, (NONE, frozenset({2}), frozenset({3})))
+
+
+def matmul_values(rng: np.random.Generator, tokens: int) -> Case:
+    """Probabilities times cached values: K counts tokens, so lanes hold partial sums."""
+    heads, new, width = int(rng.integers(1, 4)), int(rng.integers(1, 3)), int(rng.integers(1, 5))
+    p, v = whole(rng, (1, heads, new, tokens)), whole(rng, (1, heads, tokens, width))
+    op = make_op("matmul", 2)
+    return Case(op, (p, v), p @ v, (frozenset({3}), frozenset({2}), NONE))
+
+
+def _reduced(
+    x: np.ndarray, fn: str, axes: tuple[int, ...], keep: bool, growing: frozenset[int] = NONE
+) -> Case:
+    wide = x.astype(np.float32) if x.dtype in (NUMPY["fp16"], NUMPY["bf16"]) else x
+    functions: dict[str, Callable[..., np.ndarray]] = {
+        "sum": np.sum,
+        "mean": np.mean,
+        "max": np.max,
+        "min": np.min,
+        "prod": np.prod,
+        "l2": lambda y, **how: np.sqrt(np.sum(y * y, **how)),
+        "sumsquare": lambda y, **how: np.sum(y * y, **how),
+    }
+    expected = np.asarray(functions[fn](wide, axis=axes, keepdims=keep)).astype(x.dtype)
+    op = make_op("reduce", 1, fn=fn, axes=axes, keepdims=keep)
+    left = [d for d in range(x.ndim) if keep or d not in axes]
+    out = frozenset(i for i, d in enumerate(left) if d in growing and d not in axes)
+    return Case(op, (x,), expected, (growing, out), 1e-6 if fn in ("mean", "l2") else 0.0)
+
+
+def reduce_random(rng: np.random.Generator, tokens: int) -> Case:
+    rank = int(rng.integers(1, 5))
+    shape = some_shape(rng, rank, empty=0)
+    count = int(rng.integers(1, rank + 1))
+    axes = tuple(sorted(int(a) for a in rng.choice(rank, count, replace=False)))
+    fn = str(rng.choice(["sum", "mean", "max", "min", "prod", "l2", "sumsquare"]))
+    x = whole(rng, shape, str(rng.choice(["fp32", "fp16", "bf16"])))
+    if fn == "prod":
+        x = np.sign(x.astype(np.float32)).astype(x.dtype)
+    return _reduced(x, fn, axes, bool(rng.integers(2)))
+
+
+def reduce_integers(rng: np.random.Generator, tokens: int) -> Case:
+    shape = some_shape(rng, 3, empty=0)
+    fn = str(rng.choice(["sum", "max", "min"]))
+    return _reduced(whole(rng, shape, "int64"), fn, (int(rng.integers(3)),), True)
+
+
+def reduce_tokens(rng: np.random.Generator, tokens: int) -> Case:
+    """Softmax statistics over cached tokens."""
+    fn = str(rng.choice(["sum", "max", "mean"]))
+    return _reduced(whole(rng, (1, 3, 2, tokens)), fn, (3,), True, frozenset({3}))
+
+
+def transpose_random(rng: np.random.Generator, tokens: int) -> Case:
+    rank = int(rng.integers(1, 5))
+    x = real(rng, some_shape(rng, rank))
+    perm = tuple(int(p) for p in rng.permutation(rank))
+    return Case(make_op("transpose", 1, perm=perm), (x,), np.transpose(x, perm))
+
+
+def transpose_cache(rng: np.random.Generator, tokens: int) -> Case:
+    x = real(rng, (1, 2, tokens, 3))
+    grows = (frozenset({2}), frozenset({3}))
+    op = make_op("transpose", 1, perm=(0, 1, 3, 2))
+    return Case(op, (x,), np.transpose(x, (0, 1, 3, 2)), grows)
+
+
+def _reshaped(x: np.ndarray, shape: tuple[int, ...], *growing: frozenset[int]) -> Case:
+    return Case(make_op("reshape", 1), (x,), x.reshape(shape), growing)
+
+
+def reshape_heads(rng: np.random.Generator, tokens: int) -> Case:
+    """Hidden size to heads and back."""
+    batch, new = int(rng.integers(1, 3)), int(rng.integers(1, 4))
+    heads, width = int(rng.integers(1, 7)), int(rng.integers(1, 5))
+    flat, cut = (batch, new, heads * width), (batch, new, heads, width)
+    a, b = (flat, cut) if rng.integers(2) else (cut, flat)
+    return _reshaped(real(rng, a), b)
+
+
+def reshape_random(rng: np.random.Generator, tokens: int) -> Case:
+    """Any two shapes of the same elements, made from the factors of one number."""
+    factors = [int(f) for f in rng.choice([1, 2, 2, 3, 4, 5], int(rng.integers(1, 6)))]
+
+    def grouped() -> tuple[int, ...]:
+        dims = [1]
+        for f in factors:
+            if rng.random() < 0.6:
+                dims.append(f)
+            else:
+                dims[-1] *= f
+        if rng.random() < 0.5 and len(dims) > 1 and dims[0] == 1:
+            dims = dims[1:]
+        if rng.random() < 0.3:
+            dims.insert(int(rng.integers(len(dims) + 1)), 1)
+        return tuple(dims)
+
+    a, b = grouped(), grouped()
+    assert prod(a) == prod(b)
+    return _reshaped(real(rng, a), b)
+
+
+def reshape_odd(rng: np.random.Generator, tokens: int) -> Case:
+    """Shapes whose outermost dims share only some or no parts, and empty ones."""
+    pairs = [
+        ((6, 4), (4, 6)),
+        ((4, 6), (8, 3)),
+        ((2, 12), (6, 4)),
+        ((0, 4), (0, 2, 2)),
+        ((2, 0, 3), (0, 6)),
+        ((), (1, 1)),
+        ((1,), ()),
+        ((5, 1, 4), (1, 5, 2, 1, 2)),
+    ]
+    a, b = pairs[int(rng.integers(len(pairs)))]
+    return _reshaped(real(rng, a), b)
+
+
+def reshape_tokens(rng: np.random.Generator, tokens: int) -> Case:
+    """Cached tokens between new unit dims and heads that split."""
+    last = 6
+    x = real(rng, (1, 2, tokens, last))
+    return _reshaped(x, (1, 2, 1, tokens, 2, 3), frozenset({2}), frozenset({3}))
+
+
+def expand_random(rng: np.random.Generator, tokens: int) -> Case:
+    shape = some_shape(rng, int(rng.integers(1, 5)))
+    x = real(rng, broadcastable(rng, shape))
+    return Case(make_op("expand", 1), (x,), np.ascontiguousarray(np.broadcast_to(x, shape)))
+
+
+def expand_heads(rng: np.random.Generator, tokens: int) -> Case:
+    """Grouped queries: cached keys repeated for each query head."""
+    x = real(rng, (1, 2, 1, tokens, 3))
+    y = np.ascontiguousarray(np.broadcast_to(x, (1, 2, 3, tokens, 3)))
+    return Case(make_op("expand", 1), (x,), y, (frozenset({3}), frozenset({3})))
+
+
+def slice_random(rng: np.random.Generator, tokens: int) -> Case:
+    rank = int(rng.integers(1, 4))
+    x = real(rng, some_shape(rng, rank, empty=0))
+    axis = int(rng.integers(rank))
+    n = x.shape[axis]
+    step = int(rng.choice([1, 1, 2, 3, -1]))
+    start = int(rng.integers(n))
+    most = (n - start + step - 1) // step if step > 0 else start + 1
+    length = int(rng.integers(0, most + 1))
+    index = start + step * np.arange(length)
+    op = make_op("slice", 1, axis=axis, start=start, step=step)
+    return Case(op, (x,), np.take(x, index, axis))
+
+
+def slice_whole(rng: np.random.Generator, tokens: int) -> Case:
+    """All of an axis, which stays divisible."""
+    x = real(rng, some_shape(rng, 3))
+    return Case(make_op("slice", 1, axis=int(rng.integers(3)), start=0, step=1), (x,), x)
+
+
+def slice_beside_tokens(rng: np.random.Generator, tokens: int) -> Case:
+    x = real(rng, (2, tokens, 6))
+    grows = (frozenset({1}), frozenset({1}))
+    return Case(make_op("slice", 1, axis=2, start=1, step=2), (x,), x[:, :, 1:6:2], grows)
+
+
+def concat_random(rng: np.random.Generator, tokens: int) -> Case:
+    rank = int(rng.integers(1, 4))
+    shape = some_shape(rng, rank)
+    axis = int(rng.integers(rank))
+    arrays = tuple(
+        real(rng, (*shape[:axis], int(rng.integers(0, 5)), *shape[axis + 1 :]))
+        for _ in range(int(rng.integers(1, 4)))
+    )
+    op = make_op("concat", len(arrays), axis=axis)
+    return Case(op, arrays, np.concatenate(arrays, axis))
+
+
+def concat_beside_tokens(rng: np.random.Generator, tokens: int) -> Case:
+    arrays = (real(rng, (1, 2, tokens, 4)), real(rng, (1, 2, tokens, 3)))
+    grows = (frozenset({2}),) * 3
+    return Case(make_op("concat", 2, axis=3), arrays, np.concatenate(arrays, 3), grows)
+
+
+def gather_random(rng: np.random.Generator, tokens: int) -> Case:
+    """Tables of any rank, indices of rank 0 to 2, some of them negative."""
+    rank = int(rng.integers(1, 4))
+    axis = int(rng.integers(rank))
+    data = real(rng, some_shape(rng, rank, empty=0), str(rng.choice(["fp32", "bf16"])))
+    if rng.random() < 0.3:
+        data = whole(rng, data.shape, "int64")
+    n = data.shape[axis]
+    dtype = str(rng.choice(["int64", "int32"]))
+    index = rng.integers(-n, n, some_shape(rng, int(rng.integers(0, 3)))).astype(NUMPY[dtype])
+    expected = np.take(data, index, axis)
+    return Case(make_op("gather", 2, axis=axis), (data, np.asarray(index)), np.asarray(expected))
+
+
+def gather_beside_tokens(rng: np.random.Generator, tokens: int) -> Case:
+    """Rows of a table that grows along another axis."""
+    data = real(rng, (5, tokens))
+    index = np.array([4, -5, 0, 2])
+    grows = (frozenset({1}), NONE, frozenset({1}))
+    return Case(make_op("gather", 2, axis=0), (data, index), data[index], grows)
+
+
+def append_growing(rng: np.random.Generator, tokens: int) -> Case:
+    """A cache of `tokens` in all, the last few of them new."""
+    new = int(rng.integers(1, 3))
+    past = max(0, tokens - new)
+    shape = (2, int(rng.integers(1, 4)), past, 3)
+    old, fresh = real(rng, shape), real(rng, (*shape[:2], tokens - past, 3))
+    both = np.concatenate([old, fresh], 2)
+    grows = frozenset({2})
+    return Case(make_op("append", 2, axis=2), (old, fresh), both, (grows, NONE, grows))
+
+
+def append_blocked(rng: np.random.Generator, tokens: int) -> Case:
+    """An axis that no cache grows along: only blocks that agree may divide it."""
+    old, fresh = real(rng, (int(rng.integers(0, 9)), 2)), real(rng, (int(rng.integers(1, 4)), 2))
+    return Case(make_op("append", 2, axis=0), (old, fresh), np.concatenate([old, fresh]))
+
+
+def append_first(rng: np.random.Generator, tokens: int) -> Case:
+    """A graph without a past: every token is new."""
+    x = real(rng, (2, 2, tokens, 3))
+    return Case(make_op("append", 1, axis=2), (x,), x, (NONE, frozenset({2})))
+
+
+CASES: dict[str, tuple[Generator, ...]] = {
+    "map": (map_affine, map_masked, map_integers),
+    "matmul": (matmul_random, matmul_scores, matmul_values),
+    "reduce": (reduce_random, reduce_integers, reduce_tokens),
+    "transpose": (transpose_random, transpose_cache),
+    "reshape": (reshape_heads, reshape_random, reshape_odd, reshape_tokens),
+    "expand": (expand_random, expand_heads),
+    "slice": (slice_random, slice_whole, slice_beside_tokens),
+    "concat": (concat_random, concat_beside_tokens),
+    "gather": (gather_random, gather_beside_tokens),
+    "append": (append_growing, append_blocked, append_first),
+}
