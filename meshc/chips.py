@@ -270,9 +270,9 @@ def _core(document: Any, where: str) -> CoreSpec:
     fields = _fields(document, "core", "core", where)
     macs, array = "macs_per_cycle" in document, "array" in document
     if macs == array:
+        given = "both macs_per_cycle and array" if macs else "neither macs_per_cycle nor array"
         raise InputError(
-            f"{where}: core has {'both' if macs else 'neither'} macs_per_cycle and array"
-            f"{'' if macs else ' given'}, but exactly one of them describes the matrix engine; "
+            f"{where}: core has {given}, but exactly one of them describes the matrix engine; "
             f"{'remove' if macs else 'add'} one."
         )
     if array and "mac_tile" in document:

@@ -293,10 +293,11 @@ def reduce_problem(problem: ChoiceProblem) -> Reduced | None:
         )
     conflicts = []
     for conflict in problem.conflicts:
-        if all(alive[c][o] for c, o in conflict.items):
+        taken = set(conflict.items)
+        if len({c for c, _ in taken}) == len(taken) and all(alive[c][o] for c, o in taken):
             items = tuple(
                 (position[c], int(np.searchsorted(allowed[c], o)))
-                for c, o in sorted(set(conflict.items))
+                for c, o in sorted(taken)
                 if not single[c]
             )
             conflicts.append(Conflict(items))

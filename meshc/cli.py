@@ -137,6 +137,7 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument(
         "--dynamic-mask", action="store_true", help="keep masks and positions as run-time inputs"
     )
+    c.add_argument("--no-fusion", action="store_true", help="one kernel per primitive operation")
     c.set_defaults(run=_compile)
 
     r = add("run", "Emulate a compiled model; writes report.json.")
@@ -258,6 +259,7 @@ def _compile(args: argparse.Namespace) -> int:
         time_limit=args.time_limit,
         seed=args.seed,
         dynamic_mask=args.dynamic_mask,
+        fusion=not args.no_fusion,
     )
     began = time.perf_counter()
     status, say = _say(args)

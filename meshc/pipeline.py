@@ -18,6 +18,7 @@ from meshc.emit import emit
 from meshc.emulator import check_chip_runs, emulate
 from meshc.errors import DoesNotFitError, InputError
 from meshc.flows import attach, flows
+from meshc.fusion import fuse
 from meshc.ir.chip import ChipSpec
 from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions, MemoryMap
 from meshc.ir.graph import Graph
@@ -49,6 +50,12 @@ class _Clock:
         self.seconds[stage] += now - since - place
         self.seconds["place"] += place
         return now
+
+
+def _bind(model: Any, workload: Workload, options: CompileOptions) -> Any:
+    """Bind the model for a step, its graph fused unless the options say otherwise."""
+    bound = frontend.bind(model, workload, dynamic_mask=options.dynamic_mask)
+    return replace(bound, graph=fuse(bound.graph)) if options.fusion else bound
 
 
 def longest(workload: Workload) -> Workload:
@@ -98,11 +105,9 @@ def compile(
     full: dict[str, Any] = {}
     for phase, (m, w) in wanted.items():
         w.verify()
-        bound[phase] = frontend.bind(m, w, dynamic_mask=options.dynamic_mask)
+        bound[phase] = _bind(m, w, options)
         far = longest(w)
-        full[phase] = (
-            bound[phase] if far == w else frontend.bind(m, far, dynamic_mask=options.dynamic_mask)
-        )
+        full[phase] = bound[phase] if far == w else _bind(m, far, options)
         bound[phase].graph.verify()
         _dump(dumps, f"{phase}.graph", bound[phase].graph.dump())
     start = clock("import", start)
@@ -343,15 +348,10 @@ def step_program(
             f"--max-context {context + prompt} or more."
         )
     step = replace(w, context=context, prompt=prompt)
-    dynamic = compiled.options.dynamic_mask
-    bound = frontend.bind(model, step, dynamic_mask=dynamic)
+    bound = _bind(model, step, compiled.options)
     if step == w:
         return done.program, bound
-    full = (
-        bound
-        if longest(step) == step
-        else frontend.bind(model, longest(step), dynamic_mask=dynamic)
-    )
+    full = bound if longest(step) == step else _bind(model, longest(step), compiled.options)
     plan = done.plan if prompt == w.prompt else _resized(done.plan, full.graph)
     draft = emit(bound.graph, full.graph, plan, compiled.placement, compiled.chip, w.max_context)
     program = assign_like(draft, done.program, compiled.memory)

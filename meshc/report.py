@@ -238,7 +238,7 @@ def op_rows(
             key,
             {
                 "name": name,
-                "kind": kinds.get(name) or (op.kind if op else "transfer"),
+                "kind": kinds.get(name) or (op.core if op else "transfer"),
                 "layer": s.layer,
                 "region": [r.row, r.col, r.rows, r.cols],
                 "start_cycle": s.start_cycle,

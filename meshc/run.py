@@ -117,13 +117,14 @@ def _random(
 def index_limits(graph: Graph) -> dict[str, int]:
     """Model inputs that are indices into a table → the table's length."""
     found: dict[str, int] = {}
-    for _, op in graph.ops():
-        if op.kind != "gather":
-            continue
-        index = graph.tensors[op.inputs[1]]
-        size = graph.tensors[op.inputs[0]].shape[op.attr("axis", 0)]
-        for name in index.instances:
-            found[name] = min(size, found.get(name, size))
+    for _, outer in graph.ops():
+        for op in outer.body or (outer,):
+            if op.kind != "gather" or not set(op.inputs) <= set(outer.inputs):
+                continue
+            index = graph.tensors[op.inputs[1]]
+            size = graph.tensors[op.inputs[0]].shape[op.attr("axis", 0)]
+            for name in index.instances:
+                found[name] = min(size, found.get(name, size))
     return found
 
 

@@ -213,7 +213,7 @@ def write_trace(out: Path, phase: str, trace: Trace, compiled: Compiled) -> None
         if isinstance(entry, Run):
             stages.setdefault(entry.region, []).append([entry.segment, entry.first, entry.last])
             ops.setdefault(entry.region, []).extend(
-                [i.op, program.ops[i.op].kind]
+                [i.op, program.ops[i.op].core]
                 for i in program.bodies[entry.body]
                 if isinstance(i, Compute)
             )
@@ -269,7 +269,7 @@ def write_trace(out: Path, phase: str, trace: Trace, compiled: Compiled) -> None
 def _span_kind(span: Span, program: Program) -> str:
     """The op's kind for kernels, the instruction's for communication."""
     if span.kind == "compute" and span.op in program.ops:
-        return program.ops[span.op].kind
+        return program.ops[span.op].core
     return span.kind
 
 

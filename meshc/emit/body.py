@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from meshc.ir.graph import CachePair, Graph, Op, Segment, Tensor
+from meshc.ir.graph import CachePair, Graph, Op, Segment
 from meshc.ir.layout import Layout
 from meshc.ir.plan import OpPlan, Plan
 from meshc.ir.program import (
@@ -158,21 +158,25 @@ def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
             inputs.append(_operand(e, segment, op, name, wanted))
             layouts.append(wanted)
     e.put(segment, Compute(op.name, op.name, tuple(inputs), out, tuple(layouts)))
-    e.ops[op.name] = bind_attributes(op, [e.graph.tensors[n] for n in op.inputs])
+    e.ops[op.name] = bind_attributes(op, [e.graph.tensors[n].shape for n in op.inputs])
     e.homes[op.output] = out
     _join(e, segment, op, plan, out)
 
 
-def bind_attributes(op: Op, inputs: list[Tensor]) -> Op:
-    """Add what a lane must know of the whole tensor: a mean's count, a table's size, the past's
-    length."""
+def bind_attributes(op: Op, shapes: list[tuple[int, ...]]) -> Op:
+    """Add what a lane must know of the whole tensors, whose shapes these are: a mean's count, a
+    table's size, the past's length."""
+    if op.body:
+        known = {name: shape for name, shape, _ in op.attr("shapes")}
+        body = tuple(bind_attributes(o, [known[n] for n in o.inputs]) for o in op.body)
+        return replace(op, body=body)
     extra: tuple[tuple[str, int], ...] = ()
     if op.kind == "reduce" and op.attr("fn") == "mean":
-        extra = (("count", prod(inputs[0].shape[a] for a in op.attr("axes"))),)
+        extra = (("count", prod(shapes[0][a] for a in op.attr("axes"))),)
     elif op.kind == "gather":
-        extra = (("size", inputs[0].shape[op.attr("axis", 0)]),)
-    elif op.kind == "append" and len(inputs) == 2:
-        extra = (("past", inputs[0].shape[op.attr("axis")]),)
+        extra = (("size", shapes[0][op.attr("axis", 0)]),)
+    elif op.kind == "append" and len(shapes) == 2:
+        extra = (("past", shapes[0][op.attr("axis")]),)
     return replace(op, attrs=tuple(sorted((*op.attrs, *extra)))) if extra else op
 
 
@@ -226,7 +230,7 @@ def _operand(e: Emission, segment: Segment, op: Op, name: str, wanted: Layout) -
 
 def _join(e: Emission, segment: Segment, op: Op, plan: OpPlan, out: str) -> None:
     """Reduce and Broadcast along every axis that left partial results."""
-    fn = op.attr("fn", "")
+    fn = next((o.attr("fn") for o in op.body or (op,) if o.kind == "reduce"), "")
     combine = fn if fn in ("max", "min") else "sum"
     for axis, groups in zip(plan.reduce, plan.groups, strict=True):
         lanes = e.plan.rows if axis == "row" else e.plan.cols

@@ -6,7 +6,7 @@ are known the result is a constant and no node appears, so folding and lowering 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -78,7 +78,8 @@ class Builder:
     source: str = ""
     made: list[Value] = field(default_factory=list)
     interned: dict[tuple[str, tuple[int, ...], bytes], Value] = field(default_factory=dict)
-    shared: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    shared: dict[Hashable, Value] = field(default_factory=dict)
+    folded: dict[Hashable, tuple[Value, Sequence[Value]]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -118,6 +119,13 @@ class Builder:
         origin: Origin = array_of(labels) if any(labels) else FIXED
         return self.constant(np.asarray(list(numbers), np.int64), f"{self.scope}.ints", origin)
 
+    def once(self, key: Hashable, make: Callable[[], Const], labels: Sequence[Label]) -> Value:
+        """A constant that is the same wherever it is asked for, named after its first use."""
+        if key not in self.shared:
+            name = self.unique(f"{self.scope}.{key[0] if isinstance(key, tuple) else key}")
+            self.shared[key] = self.value(make(), name, tuple(labels))
+        return self.shared[key]
+
     # -- emission -----------------------------------------------------------------------------
 
     def emit(
@@ -137,9 +145,15 @@ class Builder:
         name = f"{self.scope}.{suffix or kind}"
         shape, labels = tuple(int(n) for n in shape), tuple(labels)
         if all(v.const is not None for v in inputs):
+            key = (kind, tuple(sorted(attrs.items())), tuple(map(id, inputs)), shape, labels, dtype)
+            exact = kind != "slice" and MIXED not in labels  # equal for every workload
+            if exact and key in self.folded:
+                return self.folded[key][0]
             consts = [v.const for v in inputs if v.const is not None]
             folded = fold(kind, attrs, consts, shape, dtype, any(labels))
             value = Value(name, shape, dtype, labels, "CONST", folded)
+            if exact:
+                self.folded[key] = value, inputs  # their ids stay taken
         else:
             value = Value(name, shape, dtype, labels)
             value.node = Node(name, kind, list(inputs), attrs, value, self.source)

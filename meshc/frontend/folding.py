@@ -14,6 +14,7 @@ import numpy as np
 
 from meshc.frontend.labels import FIXED, MIXED, array_of, loose, map_label
 from meshc.ir.dtypes import NUMPY
+from meshc.ops.elementwise import FUNCTIONS
 
 Origin = Any  # a label for all elements, or an array of one label per element
 Step = tuple[str, tuple[tuple[str, Any], ...], str]
@@ -195,68 +196,3 @@ def run_steps(steps: Steps, inputs: Sequence[np.ndarray]) -> np.ndarray:
             result = np.asarray(FUNCTIONS[fn](*values))
             done.append(_wide(result.astype(NUMPY[dtype])))
     return done[-1].astype(NUMPY[steps[-1][2]])
-
-
-def _divide(a: Any, b: Any) -> Any:
-    if np.issubdtype(np.result_type(a, b), np.integer):
-        quotient = np.abs(a) // np.maximum(np.abs(b), 1)
-        return quotient * np.sign(a) * np.sign(b)
-    return np.divide(a, b)
-
-
-def _erf(x: Any) -> Any:
-    from math import erf
-
-    return np.vectorize(erf, otypes=[np.float64])(x)
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + np.exp(-np.asarray(x)))
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": _divide,
-    "pow": np.power,
-    "mod": np.mod,
-    "min": np.minimum,
-    "max": np.maximum,
-    "sqrt": np.sqrt,
-    "reciprocal": lambda x: 1 / x,
-    "neg": np.negative,
-    "abs": np.abs,
-    "exp": np.exp,
-    "log": np.log,
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "tanh": np.tanh,
-    "sigmoid": _sigmoid,
-    "erf": _erf,
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2.0))),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))),
-    "quickgelu": lambda x: x * _sigmoid(1.702 * x),
-    "softplus": lambda x: np.logaddexp(x, 0),
-    "hardswish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-    "sign": np.sign,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round": np.rint,
-    "equal": np.equal,
-    "less": np.less,
-    "lessorequal": np.less_equal,
-    "greater": np.greater,
-    "greaterorequal": np.greater_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
-    "xor": np.logical_xor,
-    "where": np.where,
-    "isnan": np.isnan,
-    "isinf": np.isinf,
-    "cast": lambda x: x,
-    "clip": np.clip,
-}

@@ -18,6 +18,7 @@ from meshc.frontend.folding import Const
 from meshc.frontend.labels import BATCH, FIXED, MIXED, NEW, TOTAL
 from meshc.frontend.lower_norm import inner_dtype
 from meshc.frontend.lower_rotary import merge_heads, rotate, split_heads, table_rows
+from meshc.ir.dtypes import NUMPY
 
 Values = Sequence[Value | None]
 LOWEST = float(np.finfo(np.float32).min)
@@ -76,55 +77,50 @@ def _group(b: Builder, x: Value, groups: int, suffix: str) -> Value:
 def causal(b: Builder, new: int, total: int, offset: int, window: int = 0) -> Value:
     """Bool [1, 1, S, T]: new token i sees cached positions up to i + offset, the last `window`
     of them if that is positive."""
-    key = ("causal", new, total, offset, window)
-    if key not in b.shared:
+
+    def make() -> Const:
         rows = np.arange(new)[:, None] + offset
         cols = np.arange(total)[None, :]
         seen = cols <= rows
         if window > 0:
             seen &= cols > rows - window
-        const = Const.of(seen[None, None], "bool", MIXED)
-        b.shared[key] = b.value(const, b.unique("causal"), (FIXED, FIXED, NEW, TOTAL))
-    return b.shared[key]
+        return Const.of(seen[None, None], "bool", MIXED)
+
+    key = ("causal", new, total, offset, window)
+    return b.once(key, make, (FIXED, FIXED, NEW, TOTAL))
 
 
 def valid(b: Builder, new: int, total: int, lengths: np.ndarray, is_causal: bool) -> Value:
     """Bool [B, 1, S, T]: the first `lengths` cached positions of each sequence, of which a causal
     new token sees those up to its own, the last new token being the last valid one."""
-    key = ("valid", new, total, lengths.tobytes(), is_causal)
-    if key not in b.shared:
+
+    def make() -> Const:
         size = lengths.reshape(-1, 1, 1, 1)
         cols = np.arange(total)[None, None, None, :]
         seen = np.broadcast_to(cols < size, (len(lengths), 1, new, total))
         if is_causal:
             seen = seen & (cols <= np.arange(new)[None, None, :, None] + size - new)
-        const = Const.of(seen, "bool", MIXED)
-        b.shared[key] = b.value(const, b.unique("valid"), (BATCH, FIXED, NEW, TOTAL))
-    return b.shared[key]
+        return Const.of(seen, "bool", MIXED)
+
+    key = ("valid", new, total, lengths.tobytes(), is_causal)
+    return b.once(key, make, (BATCH, FIXED, NEW, TOTAL))
 
 
 def additive(b: Builder, mask: Value, inner: str) -> Value:
     """A bool mask as zeros and the lowest float; a float mask in the inner type."""
     if mask.dtype != "bool":
         return b.cast(mask, inner)
-    if ("additive", id(mask)) not in b.shared:
-        out = b.apply("where", mask, 0.0, LOWEST, dtype=inner, suffix="additive")
-        b.shared["additive", id(mask)] = out
-    return b.shared["additive", id(mask)]
+    return b.apply("where", mask, 0.0, LOWEST, dtype=inner, suffix="additive")
 
 
 def _combined(b: Builder, mask: Value | None, seen: Value | None, inner: str) -> Value | None:
-    """Mask and causality in one additive tensor, shared by all layers."""
+    """Mask and causality in one additive tensor."""
     if mask is None:
         return None if seen is None else additive(b, seen, inner)
     mask = additive(b, mask, inner)
     if seen is None:
         return mask
-    key = ("mask", id(mask), id(seen))
-    if key not in b.shared:
-        out = b.apply("where", seen, mask, LOWEST, dtype=inner, suffix="mask")
-        b.shared[key] = out
-    return b.shared[key]
+    return b.apply("where", seen, mask, LOWEST, dtype=inner, suffix="mask")
 
 
 def _padded(b: Builder, mask: Value, total: int) -> Value:
@@ -135,8 +131,11 @@ def _padded(b: Builder, mask: Value, total: int) -> Value:
     if missing > 0 and mask.shape[3] != 1:
         fill: Any = False if mask.dtype == "bool" else LOWEST
         shape = (*mask.shape[:3], missing)
-        array = np.full(shape, fill, mask.const.array().dtype if mask.const else np.bool_)
-        pad = b.value(Const.of(array, mask.dtype, MIXED), f"{b.scope}.pad")
+        pad = b.once(
+            ("pad", shape, mask.dtype),
+            lambda: Const.of(np.full(shape, fill, NUMPY[mask.dtype]), mask.dtype, MIXED),
+            (*mask.labels[:3], MIXED),
+        )
         mask = b.concat([mask, pad], 3, "mask.pad")
     return mask
 
@@ -246,21 +245,16 @@ def _rotated(
     """Queries and keys [B, S, H, D] turned by their positions, which begin at `start`."""
     positions = optional(x, 9)
     if positions is None:
-        key = ("positions", start, q.shape[1])
-        if key not in b.shared:
-            rows = np.arange(start, start + q.shape[1], dtype=np.int64)[None]
-            b.shared[key] = b.value(
-                Const.of(rows, "int64", MIXED), b.unique("positions"), (FIXED, NEW)
-            )
-        positions = b.shared[key]
+
+        def make() -> Const:
+            rows = np.arange(start, start + q.shape[1], dtype=np.int64)
+            return Const.of(rows[None], "int64", MIXED)
+
+        positions = b.once(("positions", start, q.shape[1]), make, (FIXED, NEW))
     tables = []
     for i, tag in ((7, "cos"), (8, "sin")):
-        table = need(x, i)
-        own = (tag, id(table), id(positions), q.dtype)
-        if own not in b.shared:
-            found = table_rows(b, table, positions, tag)
-            b.shared[own] = b.cast(b.insert_axis(found, 2, f"{tag}.row"), q.dtype)
-        tables.append(b.shared[own])
+        rows = table_rows(b, need(x, i), positions, tag)
+        tables.append(b.cast(b.insert_axis(rows, 2, f"{tag}.row"), q.dtype))
     turned = bool(call.attr("rotary_interleaved", 0))
     return (
         rotate(b, q, tables[0], tables[1], turned, "query."),

@@ -12,6 +12,7 @@ from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, optional
 from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED, MIXED
+from meshc.ir.dtypes import NUMPY
 
 Values = Sequence[Value | None]
 
@@ -19,44 +20,62 @@ Values = Sequence[Value | None]
 def rotate(b: Builder, x: Value, cos: Value, sin: Value, interleaved: bool, tag: str = "") -> Value:
     """Rotate pairs of the last dimension of x; cos and sin broadcast to x with half as many.
 
-    The pairs are (i, i + half) or, interleaved, (2i, 2i + 1). Elements of x behind the rotated
-    ones (partial rotary) pass unchanged.
+    The pairs are (i, i + half) or, interleaved, (2i, 2i + 1): x · cos + swapped(x) · ±sin, one map
+    over x and views of it. Elements behind the rotated ones (partial rotary) keep their value.
     """
     half, size = cos.shape[-1], x.shape[-1]
-    last = x.rank - 1
+    last, d = x.rank - 1, x.dtype
+    wide_cos, wide_sin = _wide_tables(b, cos, sin, size, interleaved)
     if interleaved:
-        first = b.slice(x, last, 0, half, FIXED, 2, suffix=f"{tag}even")
-        second = b.slice(x, last, 1, half, FIXED, 2, suffix=f"{tag}odd")
-    else:
-        first = b.slice(x, last, 0, half, FIXED, suffix=f"{tag}low")
-        second = b.slice(x, last, half, half, FIXED, suffix=f"{tag}high")
-    d = x.dtype
-
-    def turn(fn: str, p: Value, q: Value, suffix: str) -> Value:
-        steps: list[tuple[Any, ...]] = [
-            ("mul", (("in", 0), ("in", 2)), d),
-            ("mul", (("in", 1), ("in", 3)), d),
-            (fn, (("step", 0), ("step", 1)), d),
-        ]
-        return b.map(steps, [p, q, cos, sin], tag + suffix)
-
-    left = turn("sub", first, second, "cosine")
-    right = turn("add", second, first, "sine")
-    if interleaved:
-        pairs = b.concat(
-            [b.insert_axis(left, x.rank, f"{tag}l"), b.insert_axis(right, x.rank, f"{tag}r")],
-            x.rank,
-            f"{tag}pairs",
+        shape, labels = (*x.shape[:-1], half, 2), (*x.labels[:-1], FIXED, FIXED)
+        turned = (
+            x if 2 * half == size else b.slice(x, last, 0, 2 * half, FIXED, suffix=f"{tag}head")
         )
-        out = b.reshape(pairs, (*x.shape[:-1], 2 * half), (*x.labels[:-1], FIXED), f"{tag}merge")
-        if 2 * half == size:
-            return out
-        parts = [out]
+        pairs = b.reshape(turned, shape, labels, f"{tag}pairs")
+        sides = [b.slice(pairs, x.rank, i, 1, FIXED, suffix=f"{tag}side{i}") for i in (1, 0)]
+        swapped = b.concat(sides, x.rank, f"{tag}swapped.pairs")
+        parts = [b.reshape(swapped, turned.shape, turned.labels, f"{tag}swapped.flat")]
     else:
-        parts = [left, right]
+        parts = [
+            b.slice(x, last, half, half, FIXED, suffix=f"{tag}high"),
+            b.slice(x, last, 0, half, FIXED, suffix=f"{tag}low"),
+        ]
     if 2 * half < size:
         parts.append(b.slice(x, last, 2 * half, size - 2 * half, FIXED, suffix=f"{tag}rest"))
-    return b.concat(parts, last, f"{tag}rotated")
+    other = parts[0] if len(parts) == 1 else b.concat(parts, last, f"{tag}swapped")
+    steps: list[tuple[Any, ...]] = [
+        ("mul", (("in", 0), ("in", 1)), d),
+        ("mul", (("in", 2), ("in", 3)), d),
+        ("add", (("step", 0), ("step", 1)), d),
+    ]
+    return b.map(steps, [x, wide_cos, other, wide_sin], f"{tag}rotated")
+
+
+def _wide_tables(
+    b: Builder, cos: Value, sin: Value, size: int, interleaved: bool
+) -> tuple[Value, Value]:
+    """Factors of x and of its swapped pairs for all `size` elements."""
+    half, last = cos.shape[-1], cos.rank - 1
+    rest = size - 2 * half
+    opposite = b.apply("neg", sin, suffix="opposite")
+    tables = []
+    for name, pair in (("cosines", (cos, cos)), ("sines", (opposite, sin))):
+        if interleaved:
+            parts = [b.insert_axis(p, cos.rank, f"{name}.column") for p in pair]
+            table = b.concat(parts, cos.rank, f"{name}.pairs")
+            shape = (*cos.shape[:-1], 2 * half)
+            table = b.reshape(table, shape, (*cos.labels[:-1], FIXED), f"{name}.flat")
+        else:
+            table = b.concat(pair, last, name)
+        if rest:
+            shape = (*cos.shape[:-1], rest)
+            array = np.full(shape, float(name == "cosines")).astype(NUMPY[cos.dtype])
+            const = Const.of(array, cos.dtype, MIXED)
+            key = (f"{name}.rest", shape, cos.dtype)
+            still = b.once(key, lambda const=const: const, (*cos.labels[:-1], FIXED))  # type: ignore[misc]
+            table = b.concat([table, still], last, f"{name}.whole")
+        tables.append(table)
+    return tables[0], tables[1]
 
 
 def table_rows(b: Builder, table: Value, positions: Value, suffix: str) -> Value:
@@ -94,11 +113,15 @@ def _embed(
     """cos and sin [B or 1, S, half]; x [B, S, H·D] or [B, H, S, D]."""
     axis = 2 if x.rank == 3 else 1
     wide = split_heads(b, x, heads, "heads") if x.rank == 3 else x
-    cos, sin = b.insert_axis(cos, axis, "cos"), b.insert_axis(sin, axis, "sin")
-    if cos.dtype != wide.dtype:
-        cos, sin = b.cast(cos, wide.dtype), b.cast(sin, wide.dtype)
-    out = rotate(b, wide, cos, sin, interleaved)
+    out = rotate(
+        b, wide, _as_row(b, cos, axis, x.dtype), _as_row(b, sin, axis, x.dtype), interleaved
+    )
     return merge_heads(b, out, "merge") if x.rank == 3 else out
+
+
+def _as_row(b: Builder, table: Value, axis: int, dtype: str) -> Value:
+    """A table with a dimension for the heads."""
+    return b.cast(b.insert_axis(table, axis, "row"), dtype)
 
 
 def _half(b: Builder, table: Value, half: int, suffix: str) -> Value:
@@ -132,7 +155,7 @@ def contrib_rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     label = v.labels[1] if v.rank == 3 else v.labels[2]
     if positions.rank == 1:
         count = Const.of(np.arange(tokens, dtype=np.int64), "int64", MIXED)
-        steps = b.value(count, f"{b.scope}.range", (label,))
+        steps = b.once(("range", tokens), lambda: count, (label,))
         shifted = b.apply("add", positions, steps, suffix="positions")
         positions = b.reshape(shifted, (1, tokens), (FIXED, label), "positions.row")
     heads = int(call.attr("num_heads", 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshc.frontend import (
     lower_attention,
+    lower_contrib,
     lower_elementwise,
     lower_fold,
     lower_matmul,
@@ -20,6 +21,7 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_norm.TABLE,
     **lower_rotary.TABLE,
     **lower_attention.TABLE,
+    **lower_contrib.TABLE,
     **lower_fold.TABLE,
 }
 CONTROL = frozenset([("", "Constant"), ("", "If")])

@@ -35,6 +35,7 @@ class CompileOptions:
     time_limit: float = 10.0
     seed: int = 0
     dynamic_mask: bool = False
+    fusion: bool = True
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ class Op:
     source: tuple[str, ...] = ()
     body: tuple[Op, ...] = ()
 
+    @property
+    def core(self) -> str:
+        """The kind that characterises the op: its own, or that of a fused op's core."""
+        return str(self.attr("core", self.kind))
+
     def attr(self, name: str, default: Any = None) -> Any:
         for key, value in self.attrs:
             if key == name:

@@ -31,9 +31,10 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if np.issubdtype(np.result_type(a), np.integer):
+    dtype = np.result_type(a, b)  # either may be a plain number, which adapts to the other
+    if np.issubdtype(dtype, np.integer):
         whole = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
-        return np.asarray(whole, np.result_type(a))
+        return np.asarray(whole, dtype)
     return np.asarray(np.divide(a, b))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshc.errors import InvariantError
 from meshc.ir.graph import Op, Tensor
-from meshc.ops import append, concat, elementwise, gather, matmul, reduce, reshape, views
+from meshc.ops import append, concat, elementwise, fused, gather, matmul, reduce, reshape, views
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
 RECORDS: dict[str, OpRecord] = {
@@ -22,6 +22,7 @@ RECORDS: dict[str, OpRecord] = {
     "concat": concat.RECORD,
     "gather": gather.RECORD,
     "append": append.RECORD,
+    "fused": fused.RECORD,
 }
 
 __all__ = [

@@ -205,5 +205,5 @@ def _circles(
             walked[i, o] = dependencies(table.flows[i], table.options[i][o], chip)
         edges[str(i)] = walked[i, o]
     circles = find_cycles(edges, chip, most)
-    found = {tuple(sorted(holders(c, edges, chip), key=int)) for c in circles}
+    found = {tuple(sorted(holders(c, edges), key=int)) for c in circles}
     return [Conflict(tuple((int(n), chosen[int(n)]) for n in names)) for names in sorted(found)]

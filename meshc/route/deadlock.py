@@ -16,10 +16,12 @@ import numpy as np
 
 from meshc.ir.chip import ChipSpec
 from meshc.ir.routing import Route, Routing
-from meshc.paths import EAST, NORTH, SOUTH, WEST
+from meshc.paths import EAST, NORTH, SOUTH, STEPS, WEST
 from meshc.route.flow import Flow, Ints, Messages, messages
 
 _CLASSES = 4
+_TURNS = 4 * _CLASSES
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Channel(NamedTuple):
@@ -52,10 +54,16 @@ def channel(code: int, chip: ChipSpec) -> Channel:
 
 
 def dependencies(m: Messages, route: Route, chip: ChipSpec) -> Ints:
-    """Distinct waits of a flow's messages: code of the held channel × span + that of the wanted."""
-    ends = np.unique(np.concatenate([m.source, m.destination], 1), axis=0)
-    at = ends[:, :2].copy()
-    goal = ends[:, 2:].copy()
+    """Distinct waits of a flow's messages, sorted.
+
+    A wait is the code of the held channel × _TURNS + the direction and class of the wanted one,
+    which is a link of the router that the held one leads to.
+    """
+    cores = chip.rows * chip.cols
+    pair = m.source @ (chip.cols, 1) * cores + m.destination @ (chip.cols, 1)
+    source, destination = np.divmod(np.unique(pair), cores)
+    at = np.stack(np.divmod(source, chip.cols), 1)
+    goal = np.stack(np.divmod(destination, chip.cols), 1)
     if chip.noc.topology == "exchange":
         return np.zeros(0, np.int64)
     legs = [goal]
@@ -68,23 +76,12 @@ def dependencies(m: Messages, route: Route, chip: ChipSpec) -> Ints:
     if chip.noc.one_way:
         policy = "xy" if route.network % 2 == 0 else "yx"
     held = np.full(len(at), -1, np.int64)
-    found: list[Ints] = []
+    seen = np.zeros(chip.rows * chip.cols * 4 * _CLASSES * _TURNS, bool)
     for number, target in enumerate(legs):
         further = 2 * number if chip.noc.virtual_channels > 1 else 0
-        axes = (1, 0) if policy == "xy" else (0, 1)
-        for axis in axes:
-            _walk(at, target, axis, route.network, further, held, found, chip)
-            found = [_distinct(found)]
-    return _distinct(found)
-
-
-def span(chip: ChipSpec) -> int:
-    """Number of channel codes."""
-    return chip.noc.networks * chip.rows * chip.cols * 4 * _CLASSES
-
-
-def _distinct(parts: Sequence[Ints]) -> Ints:
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+        for axis in (1, 0) if policy == "xy" else (0, 1):
+            _walk(at, target, axis, route.network, further, held, seen, chip)
+    return np.flatnonzero(seen) + route.network * len(seen)
 
 
 def _walk(
@@ -94,10 +91,13 @@ def _walk(
     network: int,
     further: int,
     held: Ints,
-    found: list[Ints],
+    seen: Mask,
     chip: ChipSpec,
 ) -> None:
-    """Move all messages along one axis to their target, in place; note each new dependency."""
+    """Move all messages along one axis to their target, in place; mark each wait as seen.
+
+    held: channel of each message within the network, -1 before its first.
+    """
     size = (chip.rows, chip.cols)[axis]
     forward = (target[:, axis] - at[:, axis]) % size
     if chip.noc.topology != "torus":
@@ -107,23 +107,63 @@ def _walk(
     else:
         positive = 2 * forward <= size
     plus, minus = (SOUTH, NORTH) if axis == 0 else (EAST, WEST)
-    direction = np.where(positive, plus, minus)
-    step = np.where(positive, 1, -1)
-    wrapped = np.zeros(len(at), np.int64)
-    alive = np.flatnonzero(at[:, axis] != target[:, axis])
-    while len(alive):
-        here = at[alive]
-        after = here[:, axis] + step[alive]
-        wrapped[alive[(after < 0) | (after >= size)]] = 1
-        link = ((network * chip.rows + here[:, 0]) * chip.cols + here[:, 1]) * 4 + direction[alive]
-        code = link * _CLASSES + further + wrapped[alive]
-        before = held[alive]
-        waits = before >= 0
-        if waits.any():
-            found.append(before[waits] * span(chip) + code[waits])
-        held[alive] = code
-        at[alive, axis] = after % size
-        alive = alive[at[alive, axis] != target[alive, axis]]
+    moving = np.flatnonzero(at[:, axis] != target[:, axis])
+    row, col = at[moving, 0], at[moving, 1]
+    along = row if axis == 0 else col
+    goal = target[moving, axis]
+    step = np.where(positive[moving], 1, -1)
+    direction = np.where(positive[moving], plus, minus)
+    before = held[moving]
+    virtual = np.full(len(moving), further, np.int64)
+    last = np.zeros(len(moving), np.int64)
+    index = np.arange(len(moving))
+    while len(index):
+        after = along + step
+        out = (after < 0) | (after >= size)
+        if out.any():
+            virtual = np.where(out, further + 1, virtual)
+            after = after % size
+        first = before >= 0
+        turn = direction * _CLASSES + virtual
+        if first.all():
+            seen[before * _TURNS + turn] = True
+        else:
+            seen[before[first] * _TURNS + turn[first]] = True
+        here_row, here_col = (along, col) if axis == 0 else (row, along)
+        before = (here_row * chip.cols + here_col) * _TURNS + turn
+        along = after
+        there = along == goal
+        if there.any():
+            last[index[there]] = before[there]
+            on = ~there
+            index, along, goal, step = index[on], along[on], goal[on], step[on]
+            direction, virtual, before = direction[on], virtual[on], before[on]
+            row, col = row[on], col[on]
+    at[moving, axis] = target[moving, axis]
+    held[moving] = last
+
+
+def wanted(waits: Ints, chip: ChipSpec) -> tuple[Ints, Ints]:
+    """Codes of the held and of the wanted channel of each wait."""
+    held, turn = np.divmod(waits, _TURNS)
+    router, own = np.divmod(held, _TURNS)
+    network, place = np.divmod(router, chip.rows * chip.cols)
+    row, col = np.divmod(place, chip.cols)
+    direction = own // _CLASSES
+    down, right = np.array(STEPS)[direction].T
+    row = (row + down) % chip.rows
+    col = (col + right) % chip.cols
+    return held, ((network * chip.rows + row) * chip.cols + col) * _TURNS + turn
+
+
+def _distinct(parts: Sequence[Ints]) -> Ints:
+    """All values once, sorted; the parts are so themselves."""
+    if len(parts) < 2:
+        return parts[0] if parts else np.zeros(0, np.int64)
+    joined = np.sort(np.concatenate(parts), kind="stable")
+    new = np.ones(len(joined), bool)
+    new[1:] = joined[1:] != joined[:-1]
+    return joined[new]
 
 
 def find_cycles(walked: Mapping[str, Ints], chip: ChipSpec, most: int) -> list[list[int]]:
@@ -131,9 +171,9 @@ def find_cycles(walked: Mapping[str, Ints], chip: ChipSpec, most: int) -> list[l
 
     At most `most` of them; none only when there is none.
     """
-    waits = _distinct([e for e in walked.values() if len(e)])
-    nodes, flat = np.unique(np.concatenate(np.divmod(waits, span(chip))), return_inverse=True)
-    first, second = flat.reshape(2, -1)
+    held, next_ = wanted(_distinct([e for e in walked.values() if len(e)]), chip)
+    nodes = _distinct([_distinct([held]), np.sort(next_)])
+    first, second = np.searchsorted(nodes, held), np.searchsorted(nodes, next_)
     left = np.ones(len(nodes), bool)
     _peel(first, second, left)
     if not left.any():
@@ -156,7 +196,7 @@ def find_cycles(walked: Mapping[str, Ints], chip: ChipSpec, most: int) -> list[l
     return list(circles.values())
 
 
-def _peel(first: Ints, second: Ints, left: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+def _peel(first: Ints, second: Ints, left: Mask) -> None:
     """Take away, round by round, the nodes that no arc from a node left leads to.
 
     first, second: arcs, sorted by first.   left: changed in place.
@@ -196,11 +236,11 @@ def _shortest_circle(ahead: Mapping[int, Sequence[int]], node: int) -> list[int]
     return None
 
 
-def holders(circle: Sequence[int], walked: Mapping[str, Ints], chip: ChipSpec) -> list[str]:
+def holders(circle: Sequence[int], walked: Mapping[str, Ints]) -> list[str]:
     """Flows that together cause the circle: for each of its waits, one that has it."""
     chosen: list[str] = []
-    for held, wanted in zip(circle, [*circle[1:], circle[0]], strict=True):
-        wait = held * span(chip) + wanted
+    for held, next_ in zip(circle, [*circle[1:], circle[0]], strict=True):
+        wait = held * _TURNS + next_ % _TURNS
         by = []
         for name, waits in walked.items():
             at = int(np.searchsorted(waits, wait))

@@ -126,3 +126,27 @@ def test_group_query_attention_bias_and_positions(path: Path) -> None:
         path, "GroupQueryAttention", operands, outputs=3, domain="com.microsoft",
         fixed=("last", "total", "cos", "sin", "p"), num_heads=H, kv_num_heads=2, do_rotary=1,
     )  # fmt: skip
+
+
+MS: Any = {"domain": "com.microsoft", "num_heads": H}
+
+
+@pytest.mark.parametrize("options", [{}, {"unidirectional": 1}, {"scale": 0.4}])
+def test_multi_head_attention(path: Path, options: Any) -> None:
+    flat = {"q": r(B, S, H * D), "k": r(B, S, H * D), "v": r(B, S, H * D)}
+    check_node(path, "MultiHeadAttention", flat, **MS, **options)
+    biased = {**flat, "b": r(3 * H * D)}
+    check_node(path, "MultiHeadAttention", biased, **MS, **options)
+    mask = np.array([[1, 1, 1], [1, 1, 0]], np.int32)
+    check_node(path, "MultiHeadAttention", {**biased, "m": mask}, **MS, **options)
+    past = {**flat, "b": None, "m": None, "a": r(1, H, S, S + 2)}
+    past |= {"pk": r(B, H, 2, D), "pv": r(B, H, 2, D)}
+    check_node(path, "MultiHeadAttention", past, outputs=3, **MS, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"unidirectional": 1}])
+def test_packed_attention(path: Path, options: Any) -> None:
+    operands = {"x": r(B, S, 24), "w": r(24, 3 * H * D) / 5, "b": r(3 * H * D)}
+    check_node(path, "Attention", operands, **MS, **options)
+    mask = np.array([[1, 1, 1], [1, 1, 0]], np.int32)
+    check_node(path, "Attention", {**operands, "m": mask}, **MS, **options)

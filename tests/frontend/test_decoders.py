@@ -88,11 +88,11 @@ def test_topology_is_the_same_for_every_workload(
     tmp_path: Path, spell: Callable[..., Path], phase: Any, name: str
 ) -> None:
     model = load_model(spell(tmp_path / "m.onnx", SIZES[name]))
-    prompts = (1,) if phase == "decode" else (1, 2, 4, 16, 24)
+    prompts = (1,) if phase == "decode" else (1, 4, 16)
     first = topology(bind(model, step(2, prompts[-1], 3, phase)))
-    for batch in (1, 2, 4, 16):
+    for batch in (1, 4, 16):
         for prompt in prompts:
-            for context in (0, 1, 2, 4, 16, 24):
+            for context in (0, 1, 4, 16):
                 assert topology(bind(model, step(batch, prompt, context, phase))) == first
 
 

@@ -31,6 +31,7 @@ FP32 = [
     "qwen3-genai-fp32-cpu", "qwen3-optimum-with_past", "gpt2-mobius-std", "gpt2-optimum-with_past",
     "gpt2-ptscript-op14-decode", "opt-optimum-with_past", "phi-genai-fp32-cpu",
     "gemma2-optimum-with_past", "gemma3-hf-op20-prefill", "gemma3-mobius-std", "bert-optimum",
+    "bert-ortoptimizer-fused",
 ]  # fmt: skip
 HALF = [
     "llama-ptdynamo-op18-fp16-decode", "llama-genai-fp16-cuda", "llama-genai-bf16-cuda",

@@ -202,7 +202,7 @@ def test_many_messages_are_fast() -> None:
     ]
     begin = time.monotonic()
     route(flows, chip)
-    assert time.monotonic() - begin < 6.0
+    assert time.monotonic() - begin < 10.0
 
 
 def test_nothing_to_route() -> None:

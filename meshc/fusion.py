@@ -1,0 +1,147 @@
+"""Fusion: primitives that one kernel can run without keeping what passes between them.
+
+A group has one core op. Views (transpose, reshape, slice, expand, concat) in front of it become
+the way it reads its operands, views behind it the way it writes its result; elementwise ops join
+when the core is elementwise or a reduction, which take each element as it comes. What happens
+depends only on the graph's structure, never on its sizes, so that a graph bound for another
+context fuses alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from meshc.ir.graph import Graph, Op, Segment, Tensor
+
+VIEWS = frozenset(("transpose", "reshape", "slice", "expand", "concat"))
+LARGEST = 24  # primitives in a group
+
+
+def fuse(graph: Graph) -> Graph:
+    """The graph with groups of ops as single ops of kind "fused"."""
+    kept = _kept(graph)
+    readers = Counter(name for _, op in graph.ops() for name in dict.fromkeys(op.inputs))
+    segments = tuple(
+        replace(s, ops=_fuse_segment(s, graph.tensors, kept, readers)) for s in graph.segments
+    )
+    used = {n for s in segments for op in s.ops for n in (*op.inputs, op.output)}
+    used |= {n for s in graph.segments for pair in s.carried for n in pair} | kept
+    return replace(
+        graph,
+        segments=segments,
+        tensors={n: t for n, t in graph.tensors.items() if n in used},
+    )
+
+
+def _kept(graph: Graph) -> set[str]:
+    """Tensors that must exist: outputs, caches, and what passes between layers or segments."""
+    kept = {tensor for _, tensor, _ in graph.outputs}
+    kept |= {n for s in graph.segments for pair in s.carried for n in pair}
+    kept |= {p.present for p in graph.caches}
+    home = {op.output: s.name for s, op in graph.ops()}
+    for s, op in graph.ops():
+        kept |= {n for n in op.inputs if home.get(n, s.name) != s.name}
+    return kept
+
+
+def _fuse_segment(
+    segment: Segment, tensors: dict[str, Tensor], kept: set[str], readers: Counter[str]
+) -> tuple[Op, ...]:
+    """Grow a group backwards from each op that is not yet in one, last op first; then let views
+    that nothing took join the op whose result they show."""
+    ops = list(segment.ops)
+    made_at = {op.output: i for i, op in enumerate(ops)}
+    group_of: dict[int, int] = {}
+    groups: dict[int, list[int]] = {}
+    for core in reversed(range(len(ops))):
+        if core in group_of:
+            continue
+        group_of[core] = core
+        groups[core] = [core]
+        if ops[core].kind == "append":
+            continue
+        _absorb(core, ops, made_at, group_of, groups, kept, readers)
+    _write_through(ops, made_at, group_of, groups, kept, readers)
+    return tuple(
+        ops[members[0]] if len(members) == 1 else _fused([ops[i] for i in members], tensors)
+        for members in sorted((sorted(m) for m in groups.values()), key=lambda m: m[-1])
+    )
+
+
+def _may_join(kind: str, core: str) -> bool:
+    """Whether an op of `kind` can be computed while the core reads its result."""
+    if core in ("map", "reduce") or core in VIEWS:
+        return kind in VIEWS or (kind == "map" and core not in VIEWS)
+    return kind in VIEWS and core in ("matmul", "gather") and kind != "concat"
+
+
+def _absorb(
+    core: int,
+    ops: list[Op],
+    made_at: dict[str, int],
+    group_of: dict[int, int],
+    groups: dict[int, list[int]],
+    kept: set[str],
+    readers: Counter[str],
+) -> None:
+    """Take into the core's group every producer whose readers are all in it."""
+    members = groups[core]
+    changed = True
+    while changed and len(members) < LARGEST:
+        changed = False
+        inside = {n for i in members for n in ops[i].inputs}
+        for name in sorted(inside, key=lambda n: -made_at.get(n, -1)):
+            at = made_at.get(name)
+            if at is None or at in group_of or name in kept:
+                continue
+            reading = sum(name in ops[i].inputs for i in members)
+            if reading != readers[name] or not _may_join(ops[at].kind, ops[core].kind):
+                continue
+            group_of[at] = core
+            members.append(at)
+            changed = True
+            break
+
+
+def _write_through(
+    ops: list[Op],
+    made_at: dict[str, int],
+    group_of: dict[int, int],
+    groups: dict[int, list[int]],
+    kept: set[str],
+    readers: Counter[str],
+) -> None:
+    """A group of nothing but views behind a matmul joins it: the matmul writes its result to the
+    place where the views would put it."""
+    for core in sorted(groups):
+        members = sorted(groups[core])
+        if any(ops[i].kind not in VIEWS - {"concat"} for i in members):
+            continue
+        outside = {n for i in members for n in ops[i].inputs} - {ops[i].output for i in members}
+        if len(outside) != 1:
+            continue
+        (name,) = outside
+        at = made_at.get(name)
+        if at is None or name in kept or ops[group_of[at]].kind != "matmul":
+            continue
+        target = group_of[at]
+        if ops[target].output != name or readers[name] != sum(
+            name in ops[i].inputs for i in members
+        ):
+            continue
+        groups[target] += members
+        for i in members:
+            group_of[i] = target
+        del groups[core]
+
+
+def _fused(body: list[Op], tensors: dict[str, Tensor]) -> Op:
+    made = {op.output for op in body}
+    inputs = tuple(dict.fromkeys(n for op in body for n in op.inputs if n not in made))
+    names = dict.fromkeys((*inputs, *(op.output for op in body)))
+    shapes = tuple((n, tensors[n].shape, tensors[n].dtype) for n in names)
+    core = next((op for op in reversed(body) if op.kind not in VIEWS), body[-1])
+    attrs = (("core", core.kind), ("shapes", shapes))
+    source = tuple(dict.fromkeys(n for op in body for n in op.source))
+    return Op(core.name, "fused", inputs, body[-1].output, attrs, source, tuple(body))

@@ -1,0 +1,243 @@
+"""fused: several primitives that one kernel runs, element after element.
+
+Attribute `shapes` has (tensor, shape, dtype) of every tensor inside the op, its operands included.
+The iteration space is the union of the inner ones: where an inner tensor passes from one
+primitive to the next, the dimensions that both run along it are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from meshc.ir.dtypes import FLOATS, NUMPY, size_bytes
+from meshc.ir.graph import Op, Tensor
+from meshc.ops.record import DimKind, IterDim, OpRecord, Ranges, Space, Use, Work
+
+Dim = tuple[int, int]  # inner op, its iteration dimension
+
+
+@dataclass
+class _Union:
+    """Dimensions that are one, with the number of a member's units in one of the root's."""
+
+    size: dict[Dim, int] = field(default_factory=dict)
+    kind: dict[Dim, DimKind] = field(default_factory=dict)
+    parent: dict[Dim, tuple[Dim, int]] = field(default_factory=dict)
+
+    def root(self, dim: Dim) -> tuple[Dim, int]:
+        factor = 1
+        while dim in self.parent:
+            dim, f = self.parent[dim]
+            factor *= f
+        return dim, factor
+
+    def use(self, op: int, use: Use) -> Use | tuple[Dim, int]:
+        """An inner use as (root, unit), or the plain whole Use."""
+        if use.dim is None:
+            return use
+        root, factor = self.root((op, use.dim))
+        return root, use.unit * factor
+
+    def whole(self, dim: Dim) -> None:
+        self.kind[self.root(dim)[0]] = "whole"
+
+    def join(self, a: tuple[Dim, int], b: tuple[Dim, int]) -> None:
+        """Make one of two roots that run along the same tensor dimension."""
+        (ra, ua), (rb, ub) = a, b
+        if ra == rb:
+            if ua != ub:
+                self.whole(ra)
+            return
+        if ua % ub and ub % ua:
+            self.whole(ra)
+            self.whole(rb)
+            return
+        if ub > ua:
+            (ra, ua), (rb, ub) = (rb, ub), (ra, ua)
+        self.parent[rb] = (ra, ua // ub)
+        kinds = {self.kind[ra], self.kind[rb]}
+        if "whole" in kinds:
+            self.kind[ra] = "whole"
+        elif kinds != {"parallel"}:
+            (self.kind[ra],) = kinds - {"parallel"}
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A fused op worked out: its space, and the uses of every inner tensor."""
+
+    space: Space
+    uses: dict[str, tuple[Use, ...]]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+
+@lru_cache(maxsize=4096)
+def inside(op: Op) -> Inside:
+    """The iteration space of a fused op and how each inner tensor lies in it."""
+    from meshc.ops.registry import record
+
+    shapes = {n: tuple(s) for n, s, _ in op.attr("shapes")}
+    dtypes = {n: d for n, _, d in op.attr("shapes")}
+
+    def tensor(name: str) -> Tensor:
+        return Tensor(name, "ACTIVATION", shapes[name], dtypes[name], (name,))
+
+    spaces = [
+        record(o.kind).space(o, [tensor(i) for i in o.inputs], tensor(o.output)) for o in op.body
+    ]
+    union = _Union()
+    for i, s in enumerate(spaces):
+        for d, dim in enumerate(s.dims):
+            union.size[i, d] = dim.size
+            union.kind[i, d] = dim.kind
+    seen: dict[str, list[tuple[int, tuple[Use, ...]]]] = {}
+    for i, (o, s) in enumerate(zip(op.body, spaces, strict=True)):
+        for name, uses in zip((*o.inputs, o.output), (*s.inputs, s.output), strict=True):
+            seen.setdefault(name, []).append((i, uses))
+    # Join until nothing changes: a join can make an earlier pair of units unequal.
+    for _ in range(len(op.body) + 1):
+        before = (dict(union.parent), dict(union.kind))
+        for found in seen.values():
+            first, uses = found[0]
+            for other, theirs in found[1:]:
+                for a, b in zip(uses, theirs, strict=True):
+                    x, y = union.use(first, a), union.use(other, b)
+                    if isinstance(x, tuple) and isinstance(y, tuple):
+                        union.join(x, y)
+                    elif isinstance(x, tuple):
+                        union.whole(x[0])
+                    elif isinstance(y, tuple):
+                        union.whole(y[0])
+        for found in seen.values():
+            for i, uses in found:
+                roots = [u[0] for u in (union.use(i, use) for use in uses) if isinstance(u, tuple)]
+                for r in roots:
+                    if roots.count(r) > 1:  # one dimension cannot divide two of a tensor's
+                        union.whole(r)
+        if before == (union.parent, union.kind):
+            break
+    roots = [d for d in union.size if d not in union.parent]
+    number = {r: k for k, r in enumerate(roots)}
+    dims = tuple(IterDim(f"d{k}", union.size[r], union.kind[r]) for k, r in enumerate(roots))
+
+    def resolved(i: int, uses: tuple[Use, ...]) -> tuple[Use, ...]:
+        out = []
+        for use in uses:
+            u = union.use(i, use)
+            if isinstance(u, tuple) and union.kind[u[0]] != "whole":
+                out.append(Use(number[u[0]], u[1]))
+            else:
+                out.append(Use(None))
+        return tuple(out)
+
+    uses_of = {name: resolved(*found[0]) for name, found in seen.items()}
+    space = Space(dims, tuple(uses_of[n] for n in op.inputs), uses_of[op.output])
+    return Inside(space, uses_of, shapes, dtypes)
+
+
+def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
+    del inputs, output
+    return inside(op).space
+
+
+def _unit_ranges(op: Op, known: Inside, operands: Sequence[Ranges]) -> dict[int, range]:
+    """Which units of each iteration dimension a lane works on, from its operands' shards."""
+    found: dict[int, range] = {}
+    for name, ranges in zip((*op.inputs, op.output), operands, strict=True):
+        for use, r in zip(known.uses[name], ranges, strict=True):
+            if use.dim is None:
+                continue
+            found[use.dim] = r if use.unit == 1 else range(r.start // use.unit, r.stop // use.unit)
+    return found
+
+
+def _inner_ranges(known: Inside, name: str, units: dict[int, range]) -> Ranges:
+    out = []
+    for use, n in zip(known.uses[name], known.shapes[name], strict=True):
+        if use.dim is None or use.dim not in units:
+            out.append(range(n))
+        else:
+            r = units[use.dim]
+            out.append(r if use.unit == 1 else range(r.start * use.unit, r.stop * use.unit))
+    return tuple(out)
+
+
+def _evaluate(
+    op: Op, arrays: Sequence[np.ndarray], inputs: Sequence[Ranges], output: Ranges
+) -> np.ndarray:
+    from meshc.ops.registry import record
+
+    known = inside(op)
+    units = _unit_ranges(op, known, (*inputs, output))
+    values = dict(zip(op.inputs, arrays, strict=True))
+    ranges = dict(zip(op.inputs, inputs, strict=True))
+    for o in op.body:
+        ranges[o.output] = _inner_ranges(known, o.output, units)
+        value = record(o.kind).evaluate(
+            o, [values[i] for i in o.inputs], [ranges[i] for i in o.inputs], ranges[o.output]
+        )
+        if o.output != op.output:
+            with np.errstate(all="ignore"):
+                value = value.astype(NUMPY[known.dtypes[o.output]], copy=False)
+        values[o.output] = value
+    return values[op.output]
+
+
+def _work(
+    op: Op,
+    shapes: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    dtypes: Sequence[str],
+    output_dtype: str,
+) -> Work:
+    """The arithmetic of all primitives; only the fused op's own operands touch SRAM."""
+    from meshc.ops.registry import record
+
+    known = inside(op)
+    share: dict[int, int] = {}
+    for name, shape in zip((*op.inputs, op.output), (*shapes, output), strict=True):
+        for use, n in zip(known.uses[name], shape, strict=True):
+            if use.dim is not None:
+                share[use.dim] = -(-n // use.unit)
+
+    def local(name: str) -> tuple[int, ...]:
+        return tuple(
+            n if use.dim is None else share.get(use.dim, n // use.unit) * use.unit
+            for use, n in zip(known.uses[name], known.shapes[name], strict=True)
+        )
+
+    matmuls: list[tuple[int, int, int, int]] = []
+    dtype, vector_ops, floats = "fp32", 0.0, []
+    traffic = 0
+    whole_operands = True
+    for o in op.body:
+        w = record(o.kind).work(
+            o,
+            [local(i) for i in o.inputs],
+            local(o.output),
+            [known.dtypes[i] for i in o.inputs],
+            known.dtypes[o.output],
+        )
+        matmuls += w.matmuls
+        if w.matmuls:
+            dtype = w.dtype
+        if w.vector_ops:
+            vector_ops += w.vector_ops
+            floats.append(w.vector_dtype)
+        if o.kind == "gather":  # reads only the rows that it picks
+            whole_operands = False
+            traffic += w.sram_bytes
+    if whole_operands:
+        traffic = sum(prod(s) * size_bytes(d) for s, d in zip(shapes, dtypes, strict=True))
+        traffic += prod(output) * size_bytes(output_dtype)
+    vector_dtype = max(floats, key=FLOATS.index) if floats else "fp32"
+    return Work(tuple(matmuls), dtype, vector_ops, vector_dtype, traffic)
+
+
+RECORD = OpRecord("fused", _space, _evaluate, _work)
