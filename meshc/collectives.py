@@ -18,24 +18,35 @@ class Tree:
 
     parent: at each level, the lane that lane i sends to (-1: none).
     children: at each level, the lanes that lane i receives from.
+    order: at each level, the lanes with every child before its parent.
     root: where everything ends.
     """
 
     parent: tuple[tuple[int, ...], ...]
     children: tuple[tuple[tuple[int, ...], ...], ...]
+    order: tuple[tuple[int, ...], ...]
     root: int
 
 
-def _chain(members: list[int], parent: list[int], children: list[list[int]]) -> int:
-    """Chain `members` towards their middle one, which is returned."""
-    middle = len(members) // 2
-    for i, lane in enumerate(members):
-        if i == middle:
-            continue
-        target = members[i + 1] if i < middle else members[i - 1]
-        parent[lane] = target
-        children[target].append(lane)
-    return members[middle]
+@dataclass
+class _Level:
+    """One level of a tree while it is built."""
+
+    parent: list[int]
+    children: list[list[int]]
+    order: list[int]
+
+    def chain(self, members: list[int]) -> int:
+        """Chain `members` towards their middle one, which is returned."""
+        middle = len(members) // 2
+        for i, lane in enumerate(members):
+            if i == middle:
+                continue
+            target = members[i + 1] if i < middle else members[i - 1]
+            self.parent[lane] = target
+            self.children[target].append(lane)
+        self.order += [*members[:middle], *reversed(members[middle + 1 :]), members[middle]]
+        return members[middle]
 
 
 @lru_cache(maxsize=4096)
@@ -43,20 +54,21 @@ def tree(lanes: int, groups: int) -> Tree:
     """The tree for `lanes` lanes in `groups` groups (at most one per lane)."""
     groups = max(1, min(groups, lanes))
     size = -(-lanes // groups)
-    levels_parent, levels_children = [], []
-    roots = []
-    parent = [-1] * lanes
-    children: list[list[int]] = [[] for _ in range(lanes)]
-    for start in range(0, lanes, size):
-        members = list(range(start, min(start + size, lanes)))
-        roots.append(_chain(members, parent, children))
-    if any(p >= 0 for p in parent):
-        levels_parent.append(tuple(parent))
-        levels_children.append(tuple(tuple(c) for c in children))
+
+    def level() -> _Level:
+        return _Level([-1] * lanes, [[] for _ in range(lanes)], [])
+
+    first = level()
+    starts = range(0, lanes, size)
+    roots = [first.chain(list(range(s, min(s + size, lanes)))) for s in starts]
+    levels = [first] if size > 1 else []
     root = roots[0]
     if len(roots) > 1:
-        parent, children = [-1] * lanes, [[] for _ in range(lanes)]
-        root = _chain(roots, parent, children)
-        levels_parent.append(tuple(parent))
-        levels_children.append(tuple(tuple(c) for c in children))
-    return Tree(tuple(levels_parent), tuple(levels_children), root)
+        levels.append(level())
+        root = levels[-1].chain(roots)
+    return Tree(
+        tuple(tuple(x.parent) for x in levels),
+        tuple(tuple(tuple(c) for c in x.children) for x in levels),
+        tuple(tuple(x.order) for x in levels),
+        root,
+    )

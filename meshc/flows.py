@@ -33,7 +33,7 @@ def flows(program: Program) -> list[Flow]:
                 name = flow_name(i, entry.body)
                 names[index * POSITIONS + number] = name
                 weights[name] = max(weights.get(name, 0), entry.last - entry.first)
-    expander = Expander(_once(program))
+    expander = Expander(once(program))
     for core in expander.cores():
         for step in expander.stream(core):
             flow = names.get(step.position)
@@ -45,7 +45,7 @@ def flows(program: Program) -> list[Flow]:
     return [Flow(name, tuple(found), weights[name]) for name, found in sorted(pairs.items())]
 
 
-def _once(program: Program) -> Program:
+def once(program: Program) -> Program:
     """The program with every repeated run done once."""
     schedule = tuple(
         replace(e, last=min(e.last, e.first + 1)) if isinstance(e, Run) else e

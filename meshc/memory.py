@@ -1,9 +1,9 @@
 """SRAM layout: an address for every buffer, the same on every lane.
 
 From address 0 up: weights and caches with one instance per layer (a block per layer), weights
-with one instance, inputs and constants of the step, then the arena of activations, in which
-buffers that never live at the same time share addresses. Programs of one model's phases share
-the weights and caches.
+with one instance, inputs, constants and kept results of the step, then the arena of activations,
+in which buffers that never live at the same time share addresses. Programs of one model's phases
+share the weights and caches.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from meshc.ir.compiled import MemoryMap
 from meshc.ir.program import Buffer, Program, Run, buffers_of
 
 ALIGN = 8
+STEP_KINDS = ("input", "constant", "output")  # last for the whole step
 
 
 def layers_per_region(program: Program, segment: str) -> int:
@@ -46,7 +47,7 @@ def assign(
     step_sizes: list[int] = []
     for number, (p, key) in enumerate(zip(programs, keys, strict=True)):
         for b in sorted(p.buffers.values(), key=lambda b: b.name):
-            if b.kind not in ("weight", "kv") and not _per_layer_constant(p, b):
+            if b.kind not in ("weight", "kv") and not _one_per_layer(p, b):
                 continue
             identity = key.get(b.name, (number, b.name))
             if _layered(p, b):
@@ -73,7 +74,7 @@ def assign(
                 buffers[b.name] = replace(b, offset=layered[identity][0], stride=stride)
             elif identity in placed:
                 buffers[b.name] = replace(b, offset=placed[identity][0])
-            elif b.kind in ("input", "constant"):
+            elif b.kind in STEP_KINDS:
                 buffers[b.name] = replace(b, offset=own)
                 own += _align(b.bytes)
             else:
@@ -106,13 +107,13 @@ def assign_like(draft: Program, known: Program, memory: MemoryMap) -> Program:
     arena = []
     for b in sorted(draft.buffers.values(), key=lambda b: b.name):
         old = known.buffers.get(b.name)
-        if b.kind in ("weight", "kv") or _per_layer_constant(draft, b):
+        if b.kind in ("weight", "kv") or _one_per_layer(draft, b):
             if old is None:
                 raise InvariantError(
                     f"Buffer '{b.name}' of the step is not in the compiled program."
                 )
             buffers[b.name] = replace(b, offset=old.offset, stride=old.stride)
-        elif b.kind in ("input", "constant"):
+        elif b.kind in STEP_KINDS:
             buffers[b.name] = replace(b, offset=cursor)
             cursor += _align(b.bytes)
         else:
@@ -123,8 +124,9 @@ def assign_like(draft: Program, known: Program, memory: MemoryMap) -> Program:
     return replace(draft, buffers={n: buffers[n] for n in draft.buffers})
 
 
-def _per_layer_constant(p: Program, b: Buffer) -> bool:
-    return b.kind in ("input", "constant") and b.segment != "" and _layered(p, b)
+def _one_per_layer(p: Program, b: Buffer) -> bool:
+    """Whether something of the step has one instance per layer and so lies among the layers."""
+    return b.kind in STEP_KINDS and b.segment != "" and _layered(p, b)
 
 
 def _align(size: int) -> int:

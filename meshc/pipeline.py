@@ -17,7 +17,7 @@ from meshc.chips import load_chip
 from meshc.emit import emit
 from meshc.emulator import check_chip_runs, emulate
 from meshc.errors import DoesNotFitError, InputError
-from meshc.flows import attach, flows
+from meshc.flows import attach, flows, once
 from meshc.fusion import fuse
 from meshc.ir.chip import ChipSpec
 from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions, MemoryMap
@@ -34,7 +34,7 @@ from meshc.place import Block, Net, place
 from meshc.route import route
 from meshc.store import STAGES
 
-MOST_CORES = 1024  # of a region whose finalists are emulated before deciding
+MOST_CORES = 256  # of a region whose finalists are emulated before deciding
 RETRIES = 4  # of planning with less SRAM, when the memory layout is fuller than planned
 
 
@@ -259,15 +259,16 @@ def _lay_out(
 
 
 def _fastest(found: list[_Layout], phases: list[PhaseGraphs], chip: ChipSpec) -> _Layout:
-    """The finalist that the emulator finds fastest, weighing phases by how often they run. On
-    regions too large for that, the one with the best prediction, which is the first."""
+    """The finalist that the emulator finds fastest, one layer of each repeated run, weighing
+    phases by how often they run. On regions too large for that, the one with the best
+    prediction, which is the first."""
     cores = max(r.rows * r.cols for x in found for r in x.placement.regions.values())
     if len(found) == 1 or cores > MOST_CORES:
         return found[0]
 
     def cycles(x: _Layout) -> float:
         return sum(
-            p.weight * emulate(program, chip).cycles
+            p.weight * emulate(once(program), chip).cycles
             for p, program in zip(phases, x.programs, strict=True)
         )
 

@@ -84,7 +84,17 @@ def test_the_root_is_in_the_middle() -> None:
 
 
 def test_one_lane_is_alone() -> None:
-    assert tree(1, 1) == Tree((), (), 0) == tree(1, 5)
+    assert tree(1, 1) == Tree(parent=(), children=(), order=(), root=0) == tree(1, 5)
+
+
+@pytest.mark.parametrize("lanes", SIZES)
+def test_the_order_has_children_before_their_parents(lanes: int) -> None:
+    for groups in range(1, lanes + 1):
+        t = tree(lanes, groups)
+        for parent, order in zip(t.parent, t.order, strict=True):
+            assert len(set(order)) == len(order)
+            place = {lane: i for i, lane in enumerate(order)}
+            assert all(p < 0 or place[lane] < place[p] for lane, p in enumerate(parent))
 
 
 def test_more_groups_than_lanes_are_as_many_as_lanes() -> None:

@@ -117,7 +117,7 @@ def _data_of(e: Emission, b: Buffer, first: int, last: int) -> list[tuple[str, i
         if past is None:
             return []
         tensor = e.graph.tensors[past]
-    elif b.kind == "scratch" or (b.kind == "activation" and tensor.kind != "INPUT"):
+    elif b.kind in ("scratch", "output") or (b.kind == "activation" and tensor.kind != "INPUT"):
         return []
     if len(tensor.instances) == 1:
         return [(tensor.instances[0], 0)]
@@ -126,7 +126,7 @@ def _data_of(e: Emission, b: Buffer, first: int, last: int) -> list[tuple[str, i
 
 def _output(e: Emission, name: str, tensor: str, turn: int) -> tuple[str, str, str, int]:
     """Where a model output lies in the end: (name, buffer, region, layer of the region)."""
-    home = e.homes[tensor]
+    home = e.kept.get(tensor, e.homes[tensor])
     last = e.plan.stages[-1].name
     if any(home == carried_buffer(read) for s in e.graph.segments for read, _ in s.carried):
         return name, home, last, 0

@@ -36,9 +36,10 @@ def carried_buffer(read: str) -> str:
 class Emission:
     """Work in progress: what has been emitted so far and where each tensor lies.
 
-    homes: tensor → its own buffer.   copies: tensor → buffers with it re-sharded, of the segment
-    at hand.   clock: instructions emitted so far.   uses: buffer → first and last clock at which
-    it must hold its value.
+    homes: tensor → its own buffer.   kept: output of a repeated segment → the buffer that keeps
+    every layer's.   copies: tensor → buffers with it re-sharded, of the segment at hand.
+    clock: instructions emitted so far.   uses: buffer → first and last clock at which it must
+    hold its value.
     """
 
     graph: Graph
@@ -50,6 +51,7 @@ class Emission:
     bodies: dict[str, list[Instruction]] = field(default_factory=dict)
     ops: dict[str, Op] = field(default_factory=dict)
     homes: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
     copies: dict[str, list[str]] = field(default_factory=dict)
     clock: int = 0
     uses: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -101,7 +103,8 @@ class Emission:
     def keep_outputs(self) -> None:
         """The model's outputs stay until the end."""
         for _, tensor, _ in self.graph.outputs:
-            self.hold(self.homes[tensor])
+            if tensor not in self.kept:
+                self.hold(self.homes[tensor])
 
 
 def emit_segment(e: Emission, segment: Segment) -> None:
@@ -161,6 +164,17 @@ def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
     e.ops[op.name] = bind_attributes(op, [e.graph.tensors[n].shape for n in op.inputs])
     e.homes[op.output] = out
     _join(e, segment, op, plan, out)
+    if pair is None and _wanted_of_every_layer(e, segment, op.output):
+        e.kept[op.output] = e.declare(
+            f"every {op.output}", op.output, "output", plan.output, segment.name
+        )
+        keep = Transfer(f"keep {op.output}", op.name, out, e.kept[op.output], e.multicast)
+        e.put(segment, keep)
+
+
+def _wanted_of_every_layer(e: Emission, segment: Segment, tensor: str) -> bool:
+    """Whether the model puts out what an earlier layer than the last made."""
+    return any(name == tensor and turn < segment.repeat - 1 for _, name, turn in e.graph.outputs)
 
 
 def bind_attributes(op: Op, shapes: list[tuple[int, ...]]) -> Op:

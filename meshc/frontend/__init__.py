@@ -1,6 +1,7 @@
 """The ONNX importer: the only part of meshc that knows ONNX and ONNX Runtime."""
 
-from meshc.frontend.bind import Bound, TensorData, bind
+from meshc.frontend.assembly import TensorData
+from meshc.frontend.bind import Bound, bind
 from meshc.frontend.binding import workloads
 from meshc.frontend.oracle import run_oracle
 from meshc.frontend.reader import Model, load_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshc.errors import InputError
+from meshc.frontend.assembly import Assembly, TensorData
 from meshc.frontend.binding import bound_shape, folded_inputs
 from meshc.frontend.builder import UNKNOWN, Builder, Node, Value
 from meshc.frontend.folding import Const
@@ -19,32 +19,13 @@ from meshc.frontend.importer import Importer, Poison
 from meshc.frontend.labels import MIXED
 from meshc.frontend.order import main_output, ordered, share_steady
 from meshc.frontend.reader import Model
-from meshc.frontend.repeats import Repeat, find_repeats
+from meshc.frontend.repeats import find_repeats
 from meshc.frontend.simplify import Net, share_rows, simplify
 from meshc.ir.dtypes import NUMPY
-from meshc.ir.graph import CachePair, Graph, Op, Segment, Tensor, TensorKind
+from meshc.ir.graph import Graph
 from meshc.ir.workload import Workload
 
 _CACHE_OUTPUT = re.compile(r"present|past|cache|key|value")
-
-
-@dataclass(frozen=True)
-class TensorData:
-    """Values of WEIGHT and CONSTANT instances, by their names in the graph."""
-
-    consts: dict[str, Const]
-
-    def read(self, name: str) -> np.ndarray:
-        """The array; large weights are read from the model's files each time."""
-        return self.consts[name].array()
-
-    def digest(self, name: str) -> str:
-        """Hash of type, shape and content: equal for a weight that two graphs share."""
-        const = self.consts[name]
-        state = hashlib.sha256(f"{const.dtype}{list(const.shape)}".encode())
-        array = np.ascontiguousarray(const.array())
-        state.update(array.reshape(-1).view(np.uint8).data)
-        return state.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -73,13 +54,17 @@ def bind(
     """
     workload.verify()
     builder = Builder()
-    folded = folded_inputs(model, workload)
-    if dynamic_mask:
-        keep = {n for n, r in model.roles.roles.items() if r in ("mask", "positions")}
-        folded = {n: a for n, a in folded.items() if n not in keep}
-    inputs = _inputs(model, workload, builder, folded)
     importer = Importer(model, builder, workload.phase)
     names = [p.name for p in model.outputs]
+    try:
+        folded = folded_inputs(model, workload)
+        if dynamic_mask:
+            keep = [n for n, r in model.roles.roles.items() if r in ("mask", "positions")]
+            folded = {n: a for n, a in folded.items() if n not in keep}
+        inputs = _inputs(model, workload, builder, folded)
+    except InputError:
+        importer.unknown(names)  # an operator that nothing supports is the better reason
+        raise
     results = importer.run(dict(inputs), names)
     importer.check("leave out --dynamic-mask" if dynamic_mask else "")
     roots, pairs = _roots(model, builder, names, results)
@@ -103,19 +88,29 @@ def bind(
         fuse_maps(net, repeat.layers(ops), repeat.leaving(ops))
         ops = ordered(net, main, tokens)
         repeat = find_repeats(ops, ends)
-    graph, data = _Assembly(model, ops, repeat, roots, pairs, builder).build(importer, folded)
+    graph, data = Assembly(model, ops, repeat, roots, pairs, builder).build(importer, folded)
     given = {n: (inputs[n].shape, inputs[n].dtype) for n in graph.inputs}
+    return Bound(graph, data, folded, given, _caches(ops, roots, pairs))
+
+
+def _caches(
+    ops: Sequence[Node],
+    roots: Sequence[tuple[str, Value]],
+    pairs: Sequence[tuple[Value | None, Value]],
+) -> tuple[tuple[str | None, str, tuple[int, ...], str], ...]:
+    """(past, present, shape of the past, dtype) in the order of the ops, which is that of the
+    layers."""
     past_of = {id(present): past for past, present in pairs}
-    caches = []
     named = {id(v): n for n, v in roots}
+    found = []
     for op in ops:
         if id(op.output) in past_of:
             past = past_of[id(op.output)]
             shape = list(op.output.shape)
             shape[op.attrs["axis"]] = past.shape[op.attrs["axis"]] if past is not None else 0
             name = past.name if past is not None else None
-            caches.append((name, named[id(op.output)], tuple(shape), op.output.dtype))
-    return Bound(graph, data, folded, given, tuple(caches))
+            found.append((name, named[id(op.output)], tuple(shape), op.output.dtype))
+    return tuple(found)
 
 
 def _inputs(
@@ -219,161 +214,3 @@ def _static_pairs(roots: Sequence[tuple[str, Value]]) -> list[tuple[Value | None
 
 def _is_cache(name: str, value: Value) -> bool:
     return value.rank == 4 and value.node is not None and bool(_CACHE_OUTPUT.search(name.lower()))
-
-
-class _Assembly:
-    """Turns ordered nodes and their repeat into a Graph."""
-
-    def __init__(
-        self,
-        model: Model,
-        ops: Sequence[Node],
-        repeat: Repeat,
-        roots: Sequence[tuple[str, Value]],
-        pairs: Sequence[tuple[Value | None, Value]],
-        builder: Builder,
-    ) -> None:
-        self.model, self.ops, self.repeat = model, ops, repeat
-        self.roots, self.pairs, self.builder = roots, pairs, builder
-        self.outputs = {id(v) for _, v in roots}
-        self.tensors: dict[str, Tensor] = {}
-        self.by_key: dict[tuple[str, tuple[str, ...]], str] = {}
-        self.consts: dict[str, Const] = {}
-        self.op_names: set[str] = set()
-        self.body_last = repeat.start + repeat.period * repeat.count
-
-    def build(self, importer: Importer, folded: dict[str, np.ndarray]) -> tuple[Graph, TensorData]:
-        r, model = self.repeat, self.model
-        body = r.period if r.count > 1 else 0
-        first_end = r.start + body
-        segments = []
-        parts = (
-            ("prologue" if body else "model", self.ops[: r.start if body else len(self.ops)], 1),
-            ("body", self.ops[r.start : first_end], r.count),
-            ("epilogue", self.ops[self.body_last :] if body else [], 1),
-        )
-        last: dict[int, Value] = {}  # values of the last layer → of the first
-        if body:
-            for j in range(body):
-                final = self.ops[self.body_last - body + j]
-                last[id(final.output)] = self.ops[r.start + j].output
-        for name, nodes, count in parts:
-            if not nodes:
-                continue
-            inside = name == "body"
-            ops = tuple(self._op(n, j, inside, last) for j, n in enumerate(nodes))
-            carried = tuple((self._plain(a), b.name) for a, b in r.carried) if inside else ()
-            segments.append(Segment(name, ops, count, carried))
-        graph = Graph(
-            name=model.name,
-            tensors=self.tensors,
-            segments=tuple(segments),
-            inputs=tuple(
-                p.name for p in model.inputs
-                if p.name in self.tensors and self.tensors[p.name].kind == "INPUT"
-            ),
-            outputs=tuple(self._output(name, v) for name, v in self.roots),
-            caches=tuple(self._pairs()),
-            parameters=importer.parameters,
-            sha256=model.sha256,
-            node_count=model.node_count,
-            folded_inputs=tuple(folded),
-        )  # fmt: skip
-        graph.verify()
-        return graph, TensorData(self.consts)
-
-    def _op(self, node: Node, j: int, inside: bool, last: dict[int, Value]) -> Op:
-        names = []
-        for k, v in enumerate(node.inputs):
-            instances = self.repeat.instances.get((j, k)) if inside else None
-            if instances is not None:
-                names.append(self._outside(instances))
-            elif not inside and id(v) in last:
-                names.append(last[id(v)].name)
-            else:
-                names.append(self._plain(v))
-        out = node.output
-        kind: TensorKind = "OUTPUT" if id(out) in self.outputs else "ACTIVATION"
-        shown: tuple[str, ...] = (out.name,)
-        if inside and self.repeat.count > 1:
-            layers = self._layers(j)
-            if any(id(v) in self.outputs for v in layers):
-                kind, shown = "OUTPUT", tuple(v.name for v in layers)
-        self.tensors[out.name] = Tensor(out.name, kind, out.shape, out.dtype, shown)
-        attrs = tuple(sorted(node.attrs.items()))
-        label = self._op_name(node.name)
-        return Op(label, node.kind, tuple(names), out.name, attrs, (node.source,))
-
-    def _op_name(self, name: str) -> str:
-        """`name`, numbered where another op has it already."""
-        unique, n = name, 1
-        while unique in self.op_names:
-            unique, n = f"{name}#{n}", n + 1
-        self.op_names.add(unique)
-        return unique
-
-    def _layers(self, j: int) -> list[Value]:
-        r = self.repeat
-        return [self.ops[r.start + i * r.period + j].output for i in range(r.count)]
-
-    def _plain(self, v: Value) -> str:
-        return v.name if v.node is not None else self._outside((v,))
-
-    def _outside(self, instances: Sequence[Value]) -> str:
-        """The tensor of a weight, constant, cache or input, made when first asked for."""
-        if all(v is instances[0] for v in instances):
-            instances = instances[:1]
-        first = instances[0]
-        names = tuple(v.name for v in instances)
-        key = (first.source, names)
-        if key in self.by_key:
-            return self.by_key[key]
-        name = first.name if first.name not in self.tensors else self.builder.unique(first.name)
-        kind: TensorKind
-        if first.const is not None:
-            fixed = all(v.const is not None and v.const.fixed for v in instances)
-            kind = "WEIGHT" if fixed and not any(any(v.labels) for v in instances) else "CONSTANT"
-            for v in instances:
-                assert v.const is not None
-                self.consts[v.name] = v.const
-        else:
-            kind = "CACHE" if first.source == "CACHE" else "INPUT"
-        self.tensors[name] = Tensor(name, kind, first.shape, first.dtype, names)
-        self.by_key[key] = name
-        return name
-
-    def _output(self, name: str, v: Value) -> tuple[str, str, int]:
-        """(name in the model, tensor, repetition)."""
-        r = self.repeat
-        assert v.node is not None
-        at = v.node.order
-        if r.count > 1 and r.start <= at < self.body_last:
-            layer, j = divmod(at - r.start, r.period)
-            return (name, self.ops[r.start + j].output.name, layer)
-        return (name, v.name, 0)
-
-    def _pairs(self) -> list[CachePair]:
-        """One pair per body; tensors are those of the first layer."""
-        r = self.repeat
-        found: dict[tuple[str | None, str], CachePair] = {}
-        reads = {
-            id(v): (i, k)
-            for i, op in enumerate(self.ops)
-            for k, v in enumerate(op.inputs)
-            if v.source == "CACHE"
-        }
-        for past, present in self.pairs:
-            node = present.node
-            assert node is not None
-            at = node.order
-            inside = r.count > 1 and r.start <= at < self.body_last
-            if inside:
-                node = self.ops[r.start + (at - r.start) % r.period]
-            name = None
-            if past is not None:
-                i, k = reads[id(past)]
-                key = ((i - r.start) % r.period, k) if inside else (-1, k)
-                name = self._outside(r.instances.get(key, (past,)))
-            pair = CachePair(name, node.output.name, node.attrs["axis"])
-            found.setdefault((pair.past, pair.present), pair)
-        return list(found.values())

@@ -116,8 +116,11 @@ class Builder:
 
     def ints(self, numbers: Sequence[int], labels: Sequence[Label] = ()) -> Value:
         """A vector of int64, with the origin of each element."""
-        origin: Origin = array_of(labels) if any(labels) else FIXED
-        return self.constant(np.asarray(list(numbers), np.int64), f"{self.scope}.ints", origin)
+        array = np.asarray(list(numbers), np.int64)
+        if not any(labels):
+            return self.constant(array, f"{self.scope}.ints")
+        const = Const.of(array, "int64", array_of(labels))
+        return self.value(const, f"{self.scope}.ints", (FIXED,))
 
     def once(self, key: Hashable, make: Callable[[], Const], labels: Sequence[Label]) -> Value:
         """A constant that is the same wherever it is asked for, named after its first use."""
@@ -137,8 +140,12 @@ class Builder:
         dtype: str,
         labels: Sequence[Label],
         suffix: str = "",
+        exact: bool = True,
     ) -> Value:
-        """One primitive op, or a constant where every operand is one."""
+        """One primitive op, or a constant where every operand is one.
+
+        exact: two constants with equal arguments are equal for every workload.
+        """
         for v in inputs:
             if UNKNOWN in v.shape:
                 raise Unsupported(f"the dimensions of '{v.name}' are not known")
@@ -146,7 +153,10 @@ class Builder:
         shape, labels = tuple(int(n) for n in shape), tuple(labels)
         if all(v.const is not None for v in inputs):
             key = (kind, tuple(sorted(attrs.items())), tuple(map(id, inputs)), shape, labels, dtype)
-            exact = kind != "slice" and MIXED not in labels  # equal for every workload
+            if kind == "slice":  # the operands do not say the sizes, so the labels must
+                exact = exact and labels[attrs["axis"]] != MIXED
+            elif kind in ("reshape", "expand"):
+                exact = MIXED not in labels
             if exact and key in self.folded:
                 return self.folded[key][0]
             consts = [v.const for v in inputs if v.const is not None]
@@ -197,6 +207,7 @@ class Builder:
         rank = max(v.rank for v in inputs)
         shape = [1] * rank
         labels: list[Label] = [FIXED] * rank
+        solid = [False] * rank  # some operand has a fixed size above one
         for v in inputs:
             for i, (size, label) in enumerate(
                 zip(v.shape, v.labels, strict=True), start=rank - v.rank
@@ -209,9 +220,14 @@ class Builder:
                             f"not broadcast; {FROZEN}"
                         )
                     shape[i] = size
-                if label != FIXED:
-                    labels[i] = label if labels[i] in (FIXED, label) else MIXED
-        return tuple(shape), tuple(labels)
+                if label == FIXED and size != 1:
+                    solid[i] = True
+                elif label != FIXED and labels[i] != label:
+                    # what is not followed must be one or the other operand's size
+                    known = [x for x in (label, labels[i]) if x not in (FIXED, MIXED)]
+                    labels[i] = known[0] if len(known) == 1 else MIXED
+        found = (FIXED if fixed else label for fixed, label in zip(solid, labels, strict=True))
+        return tuple(shape), tuple(found)
 
     def matmul(
         self,
@@ -278,14 +294,22 @@ class Builder:
         return self.emit("expand", [x], {}, shape, x.dtype, labels, suffix)
 
     def slice(
-        self, x: Value, axis: int, start: int, length: int, label: Label, step: int = 1,
+        self,
+        x: Value,
+        axis: int,
+        start: int,
+        length: int,
+        label: Label,
+        step: int = 1,
         suffix: str = "",
-    ) -> Value:  # fmt: skip
+        exact: bool = True,
+    ) -> Value:
+        """`length` elements along `axis`; exact: `start` is the same for every workload."""
         axis %= x.rank
         shape, labels = list(x.shape), list(x.labels)
         shape[axis], labels[axis] = length, label
         attrs = {"axis": axis, "start": start, "step": step}
-        return self.emit("slice", [x], attrs, shape, x.dtype, labels, suffix)
+        return self.emit("slice", [x], attrs, shape, x.dtype, labels, suffix, exact)
 
     def concat(self, parts: Sequence[Value], axis: int, suffix: str = "") -> Value:
         first = parts[0]

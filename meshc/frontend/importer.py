@@ -155,6 +155,11 @@ class Importer:
         except Unsupported as error:
             self.failures[_label(domain, op), str(error)] += 1
             return [POISON] * len(node.output)
+        except (IndexError, KeyError, ValueError, ZeroDivisionError) as error:
+            raise InputError(
+                f"Node '{name}' ({_label(domain, op)}) of '{self.model.path.name}' has operands or "
+                f"attributes that do not fit together ({error}); export the model again."
+            ) from error
         self._name(out, [prefix + n if n else "" for n in node.output], name)
         self.results[key] = (out, inputs)
         return out
@@ -221,6 +226,14 @@ class Importer:
         wanted = list(function.output)
         self._nodes(list(function.node), env, wanted, opsets, f"{name}/", given)
         return [self._look(env, n) for n in wanted]
+
+    def unknown(self, wanted: Sequence[str]) -> None:
+        """Raise for operators that no binding makes known."""
+        nodes = list(self.model.proto.graph.node)
+        for i, _ in _needed(nodes, wanted, {}):
+            if domain_of(nodes[i]):
+                self._note_unknown(nodes[i])
+        self.check()
 
     # -- errors -------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ polynomial in the workload's numbers, or MIXED (the workload, in a way that is n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -91,24 +93,38 @@ def total(labels: Sequence[Label], sizes: Sequence[int]) -> Label:
 
 
 def remainder(
-    labels: Sequence[Label], sizes: Sequence[int], others: Sequence[Label], size: int
+    labels: Sequence[Label],
+    sizes: Sequence[int],
+    others: Sequence[Label],
+    other_sizes: Sequence[int],
 ) -> Label:
-    """Label of the dimension of `size` that a reshape infers: all dimensions over the others."""
-    left = [(n, s) for n, s in zip(labels, sizes, strict=True) if n != FIXED]
-    for label in (n for n in others if n != FIXED):
-        at = next((i for i, (n, _) in enumerate(left) if n == label), None)
-        if at is None:
-            return MIXED
-        left.pop(at)
-    if not left:
+    """Label of the dimension that a reshape infers: all dimensions over the others."""
+    whole = product([n for n in labels if n != FIXED], [1] * _loose(labels))
+    known = product([n for n in others if n != FIXED], [1] * _loose(others))
+    if MIXED in (whole, known):
+        return MIXED
+    fixed = Fraction(_fixed_size(labels, sizes), _fixed_size(others, other_sizes) or 1)
+    top, bottom = _poly(whole, 1), _poly(known, 1)
+    terms: dict[Monomial, Fraction] = {}
+    if set(top) == set(bottom) and len({Fraction(top[m], bottom[m]) for m in top}) == 1:
         return FIXED
-    loose = product([n for n, _ in left], [s for _, s in left])
-    whole = 1
-    for _, s in left:
-        whole *= s
-    if whole == 0 or size % whole:
-        return MIXED if whole else loose
-    return multiply(loose, FIXED, whole, size // whole)
+    if len(bottom) > 1:
+        return MIXED
+    ((divisor, count),) = bottom.items()
+    for m, c in top.items():
+        rest = (m[0] - divisor[0], m[1] - divisor[1], m[2] - divisor[2], m[3] - divisor[3])
+        terms[rest] = fixed * c / count
+    if any(min(m) < 0 or c.denominator != 1 for m, c in terms.items()):
+        return MIXED
+    return _label({m: int(c) for m, c in terms.items()})
+
+
+def _loose(labels: Sequence[Label]) -> int:
+    return sum(n != FIXED for n in labels)
+
+
+def _fixed_size(labels: Sequence[Label], sizes: Sequence[int]) -> int:
+    return prod(s for n, s in zip(labels, sizes, strict=True) if n == FIXED)
 
 
 def array_of(labels: Iterable[Label]) -> np.ndarray:

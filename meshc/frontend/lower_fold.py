@@ -140,8 +140,8 @@ def write_rows(b: Builder, data: Value, new: Value, axis: int, start: int) -> Va
             f"Node '{b.scope}' writes tokens {start} to {end - 1} into a cache of {size}; lower "
             "--context or --prompt, or raise --max-context."
         )
-    before = b.slice(data, axis, 0, start, MIXED, suffix="before")
-    after = b.slice(data, axis, end, size - end, MIXED, suffix="behind")
+    before = b.slice(data, axis, 0, start, MIXED, suffix="before", exact=False)
+    after = b.slice(data, axis, end, size - end, MIXED, suffix="behind", exact=False)
     out = b.concat([before, new, after], axis)
     out.labels = data.labels
     return out

@@ -55,8 +55,10 @@ def reshape(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         whole = prod(v.shape)
         missing = whole // rest if rest else v.shape[at] if at < v.rank else 0
         target[at] = missing
-        others = [n for i, n in enumerate(labels) if i != at]
-        labels[at] = remainder(v.labels, v.shape, others, missing)
+        others = [i for i in range(len(target)) if i != at]
+        labels[at] = remainder(
+            v.labels, v.shape, [labels[i] for i in others], [target[i] for i in others]
+        )
     return [b.reshape(v, target, labels)]
 
 
@@ -212,7 +214,8 @@ def slice_(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
             (int(starts[i]), int(ends[i]), step), (loose_start[i], loose_end[i]), size, label
         )
         suffix = "" if len(axes) == 1 else f"axis{axis}"
-        v = b.slice(v, axis, start, len(indices), new_label, step, suffix)
+        exact = loose_start[i] == FIXED
+        v = b.slice(v, axis, start, len(indices), new_label, step, suffix, exact)
     return [v]
 
 

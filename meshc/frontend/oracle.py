@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
-from meshc.frontend.reader import Model
+from meshc.frontend.reader import Model, Port
 from meshc.ir.dtypes import NUMPY
 
 PLAIN = "onnxruntime"
@@ -25,9 +25,8 @@ def run_oracle(model: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str,
     session, name = _session(model)
     given = {}
     for port in model.inputs:
-        if port.name in feeds:
-            array = np.asarray(feeds[port.name])
-            given[port.name] = array.astype(np.float32) if array.dtype == NUMPY["bf16"] else array
+        array = np.asarray(feeds[port.name]) if port.name in feeds else _zeros(model, port, feeds)
+        given[port.name] = array.astype(np.float32) if array.dtype == NUMPY["bf16"] else array
     names = [p.name for p in model.outputs]
     try:
         results = session.run(names, given)
@@ -41,6 +40,18 @@ def run_oracle(model: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str,
         dtype = NUMPY.get(port.dtype)
         out[port.name] = np.asarray(value) if dtype is None else np.asarray(value).astype(dtype)
     return out, name
+
+
+def _zeros(model: Model, port: Port, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    """An input that nothing reads, in a shape that agrees with the others."""
+    sizes: dict[str, int] = {}
+    for other in model.inputs:
+        if other.name in feeds:
+            shape = feeds[other.name].shape
+            named = zip(other.dims, shape, strict=False)
+            sizes.update((d, n) for d, n in named if isinstance(d, str))
+    shape = tuple(d if isinstance(d, int) else sizes.get(d, 1) for d in port.dims)
+    return np.zeros(shape, NUMPY.get(port.dtype, np.dtype(np.float32)))
 
 
 def _session(model: Model) -> tuple[Any, str]:

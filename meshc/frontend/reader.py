@@ -219,6 +219,7 @@ def _check_external(model: Model) -> None:
     sizes: dict[Path, int] = {}
     for tensor in model.proto.graph.initializer:
         if tensor.data_location != 1:
+            _check_embedded(model, tensor)
             continue
         file = external_path(model, tensor)
         if file not in sizes:
@@ -236,6 +237,26 @@ def _check_external(model: Model) -> None:
                 f"Weight '{tensor.name}' of model '{model.path}' ends at byte {end} of "
                 f"'{file.name}', which has {sizes[file]} bytes; copy the data file again."
             )
+
+
+def _check_embedded(model: Model, tensor: Any) -> None:
+    """A weight inside the file must have all of its elements."""
+    size = tensor_bytes(tensor)
+    if tensor.HasField("raw_data"):
+        whole = tensor.ByteSize() >= size
+    else:
+        whole = not size or any(
+            len(field)
+            for field in (
+                *(tensor.float_data, tensor.int32_data, tensor.int64_data),
+                *(tensor.double_data, tensor.uint64_data),
+            )
+        )
+    if not whole:
+        raise InputError(
+            f"Weight '{tensor.name}' of model '{model.path}' has dimensions {list(tensor.dims)} "
+            "but not their data; export the model with its weights."
+        )
 
 
 def tensor_bytes(tensor: Any) -> int:

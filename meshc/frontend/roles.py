@@ -134,7 +134,8 @@ def find_roles(model: Model) -> Roles:
             "does not compile; give a transformer."
         )
     roles = {p.name: _role(p) for p in model.inputs}
-    tokens = next((n for n, r in roles.items() if r == "tokens"), None)
+    ids = [n for n, r in roles.items() if r == "tokens"]
+    tokens = next((n for n in ids if "type" not in n.lower()), None)
     past = tuple(n for n, r in roles.items() if r == "past")
     static = bool(past) and _is_static(model, set(past))
     return Roles(model.path.name, ports, roles, tokens, past, static, _limit(model, roles))

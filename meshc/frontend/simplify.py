@@ -141,7 +141,8 @@ def _swaps_last_two(node: Node) -> bool:
 
 
 def straighten(net: Net) -> None:
-    """reshape(transpose(reshape(x))) that only swaps x's last two dimensions is a transpose."""
+    """reshape(transpose(reshape(x))) that only swaps x's last two dimensions is a transpose of x,
+    or of x with other leading dimensions."""
     for node in net.nodes():
         if node.kind != "reshape":
             continue
@@ -152,14 +153,24 @@ def straighten(net: Net) -> None:
         if first is None or first.kind != "reshape":
             continue
         x, flat, out = first.inputs[0], first.output, node.output
-        if x.rank < 2 or out.rank != x.rank:
+        if x.rank < 2 or out.rank < 2:
             continue
         same = x.shape[-2:] == flat.shape[-2:] and x.labels[-2:] == flat.labels[-2:]
-        back = out.shape == (*x.shape[:-2], x.shape[-1], x.shape[-2])
-        if same and back and MIXED not in x.labels[-2:]:
-            rank = x.rank
-            node.kind, node.inputs = "transpose", [x]
-            node.attrs = {"perm": (*range(rank - 2), rank - 1, rank - 2)}
+        back = out.shape[-2:] == x.shape[:-3:-1] and out.labels[-2:] == x.labels[:-3:-1]
+        if not (same and back) or MIXED in x.labels[-2:]:
+            continue
+        if out.shape[:-2] != x.shape[:-2] or out.labels[:-2] != x.labels[:-2]:
+            view = Value(
+                flat.name,
+                (*out.shape[:-2], *x.shape[-2:]),
+                x.dtype,
+                (*out.labels[:-2], *x.labels[-2:]),
+            )
+            view.node = Node(first.name, "reshape", [x], {}, view, first.source)
+            x = view
+        rank = out.rank
+        node.kind, node.inputs = "transpose", [x]
+        node.attrs = {"perm": (*range(rank - 2), rank - 1, rank - 2)}
 
 
 def move_scales(net: Net) -> None:

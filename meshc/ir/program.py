@@ -19,13 +19,14 @@ from meshc.ir.placement import Region
 from meshc.ir.routing import Route
 
 DEFAULT_ROUTE = Route()
-BufferKind = Literal["weight", "kv", "input", "constant", "activation", "scratch"]
+BufferKind = Literal["weight", "kv", "input", "constant", "output", "activation", "scratch"]
 
 
 @dataclass(frozen=True)
 class Buffer:
     """An array in the SRAM of every lane of the regions that use it.
 
+    kind: "output" keeps one result per layer until the end.
     tensor: Graph tensor that it holds.   shape: of the whole tensor in this step.
     capacity: shape that memory is reserved for (differs from shape for a growing cache).
     offset: byte address on every lane.   stride: bytes from one layer's instance to the next

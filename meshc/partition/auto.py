@@ -21,7 +21,8 @@ from meshc.partition.select import Fixed, Selection, Solver, Space, build, choos
 from meshc.partition.shapes import shapes
 
 FINALISTS = 3
-PATIENCE = 4  # shapes slower than the best so far before the search stops
+PATIENCE = 5  # shapes in a row that gain too little before the search stops
+GAIN = 0.99  # a larger shape must bring at least this factor to count as a gain
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class PhaseGraphs:
 class Options:
     """Flags of the planner.
 
-    grid: only this region shape.   least_stages: cut the layers into at least so many stages.
+    grid: only this region shape.   least_stages: cut the layers into at least so many stages (on
+    a given grid, into as many of them as have room).
     reserve_bytes: SRAM per lane that the memory layout needs beyond the planner's own count.
     """
 
@@ -92,12 +94,13 @@ def plan_auto(
         if trial is None:
             continue
         tried.append(trial)
-        if trial.cycles < best:
-            best, worse = trial.cycles, 0
-        elif trial.cycles > 1.05 * best:
+        if trial.cycles < GAIN * best:
+            worse = 0
+        else:
             worse += 1
             if worse >= PATIENCE:
                 break
+        best = min(best, trial.cycles)
     if not tried:
         raise DoesNotFitError(_does_not_fit(order, model, options, shortage))
     tried.sort(key=lambda t: (t.cycles, t.rows * t.cols, t.rows))
@@ -129,11 +132,15 @@ def _first_fit(
     options: Options,
     shortage: list[tuple[float, int, int, int]],
 ) -> _Trial | None:
-    """A heuristic plan with the fewest stages that hold the model."""
+    """A heuristic plan with the fewest stages that hold the model; on a given grid, with as many
+    as were asked for and have room."""
     chip = model.chip
     layers = _layers(order)
-    most = min(layers, chip.cores // (rows * cols)) if options.grid is None else 1
+    most = min(layers, chip.cores // (rows * cols))
     stages = min(options.least_stages, layers)
+    if options.grid is not None:
+        stages = max(1, min(stages, most))
+        stages = most = -(-layers // -(-layers // stages))
     while stages <= most:
         per_stage = -(-layers // stages)
         if -(-layers // per_stage) == stages:

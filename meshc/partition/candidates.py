@@ -4,15 +4,17 @@ dimensions that its record allows."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import prod
 
 from meshc.ir.graph import Graph, Op
-from meshc.ir.layout import AXES, WHOLE, Axis, Layout, split
+from meshc.ir.layout import AXES, WHOLE, Axis, Layout, Split, split
 from meshc.ir.plan import OpPlan
 from meshc.ir.program import lane_bytes
-from meshc.ops import Space, space, work
+from meshc.ops import Space, Use, space, work
 from meshc.partition.cost import CostModel
+
+PARTIAL = ("sum", "max", "min")  # kinds of iteration dimensions that leave partial results
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _candidate(
     reduce: list[Axis] = []
     groups: list[int] = []
     for d, dim in enumerate(s.dims):
-        if dim.kind in ("sum", "max", "min"):
+        if dim.kind in PARTIAL:
             for axis in per_dim[d]:
                 lanes = rows if axis == "row" else cols
                 best, time = model.best_groups(prod(local[-1]), dtypes[-1], lanes)
@@ -183,32 +185,60 @@ def _undominated(full: Graph, op: Op, found: list[Candidate]) -> list[Candidate]
 
 
 def resize(graph: Graph, op: Op, plan: OpPlan, rows: int, cols: int) -> OpPlan:
-    """The plan of an op for tensors of other sizes, with the same assignment.
+    """The plan of an op for tensors of other sizes, divided over the same axes.
 
-    Dimensions that have become single elements, or that the op no longer has, stay whole.
+    What runs along what may change where a dimension shrinks to one element, so the axes are read
+    from the plan's layouts and not from its assignment: an iteration dimension stays divided where
+    all that run along it were divided alike, and becomes whole otherwise.
     """
     operands = [graph.tensors[n] for n in (*op.inputs, op.output)]
-    before = (*plan.inputs, plan.output)
-    after = [
-        resize_layout(layout, t.shape, rows, cols)
-        for layout, t in zip(before, operands, strict=True)
-    ]
     s = space(op, operands[:-1], operands[-1])
-    per_dim: list[tuple[Axis, ...]] = [()] * len(s.dims)
-    for axis, dim in zip(AXES, plan.assignment, strict=True):
-        if dim is not None and dim < len(s.dims):
-            per_dim[dim] = (*per_dim[dim], axis)
-    for number, (uses, layout, t) in enumerate(
-        zip((*s.inputs, s.output), before, operands, strict=True)
-    ):
-        splits = []
-        for d, (use, old) in enumerate(zip(uses, layout.splits, strict=True)):
-            if not old.axes or use.dim is None or old.cyclic:
-                splits.append(after[number].splits[d] if old.cyclic else WHOLE)
-            else:
-                splits.append(split(t.shape[d], per_dim[use.dim], rows, cols, use.unit))
-        after[number] = Layout(tuple(splits))
-    return replace(plan, inputs=tuple(after[:-1]), output=after[-1])
+    parts = [
+        list(zip(uses, layout.splits, t.shape, strict=True))
+        for uses, layout, t in zip(
+            (*s.inputs, s.output), (*plan.inputs, plan.output), operands, strict=True
+        )
+    ]
+    axes = _axes_kept(s, list(chain.from_iterable(parts)), plan)
+
+    def resized(use: Use, old: Split, n: int) -> Split:
+        if use.dim is None or use.dim not in axes or not old.axes:
+            return WHOLE
+        return old if old.cyclic else split(n, old.axes, rows, cols, use.unit)
+
+    layouts = [Layout(tuple(resized(*p) for p in part)) for part in parts]
+    joined = {a for d, own in axes.items() if s.dims[d].kind in PARTIAL for a in own}
+    kept = [(a, g) for a, g in zip(plan.reduce, plan.groups, strict=True) if a in joined]
+    row, col = (next((d for d, own in axes.items() if a in own), None) for a in AXES)
+    return replace(
+        plan,
+        assignment=(row, col),
+        inputs=tuple(layouts[:-1]),
+        output=layouts[-1],
+        reduce=tuple(a for a, _ in kept),
+        groups=tuple(g for _, g in kept),
+    )
+
+
+def _axes_kept(
+    s: Space, parts: list[tuple[Use, Split, int]], plan: OpPlan
+) -> dict[int, tuple[Axis, ...]]:
+    """Iteration dimension → the axes that still divide it. parts: use, split before and size now
+    of every operand dimension."""
+    found: dict[int, set[tuple[Axis, ...]]] = {}
+    for use, old, n in parts:
+        if use.dim is not None and (old.axes or n != 1):
+            found.setdefault(use.dim, set()).add(old.axes)
+    kept: dict[int, tuple[Axis, ...]] = {}
+    for d, alike in found.items():
+        axes = next(iter(alike))
+        kind = s.dims[d].kind
+        if len(alike) > 1 or not axes or kind == "whole":
+            continue
+        if kind in PARTIAL and not set(axes) <= set(plan.reduce):
+            continue
+        kept[d] = axes
+    return kept
 
 
 def resize_layout(layout: Layout, shape: tuple[int, ...], rows: int, cols: int) -> Layout:

@@ -70,7 +70,7 @@ class CostModel:
     def message(self, size_bytes_: float, hops: float) -> float:
         """A message alone: from sending to having been received."""
         noc = self.chip.noc
-        hop_time = 0.0 if noc.topology == "exchange" else hops * noc.hop_cycles
+        hop_time = (1 if noc.topology == "exchange" else hops) * noc.hop_cycles + noc.sync_cycles
         serial = max(1, ceil(size_bytes_ / self._link())) - 1
         return 2 * noc.message_cycles + sum(noc.ramp_cycles) + hop_time + serial
 
@@ -78,11 +78,6 @@ class CostModel:
         noc = self.chip.noc
         ports = [p for p in (noc.inject_bytes_per_cycle, noc.eject_bytes_per_cycle) if p]
         return min([noc.link_bytes_per_cycle, *ports])
-
-    def _ahead(self, start: int, end: int, size: int) -> int:
-        """Links from one place of a line to another, along the line."""
-        del size
-        return abs(end - start)
 
     def combine(self, elements: int, dtype: str) -> float:
         """Adding a received partial result to one's own."""
@@ -99,30 +94,18 @@ class CostModel:
         t = tree(lanes, groups)
         add = self.combine(elements, dtype)
         ready = [0.0] * lanes
-        for parent, children in zip(t.parent, t.children, strict=True):
-            order = sorted(range(lanes), key=lambda i: -self._height(i, children))
+        for order, children in zip(t.order, t.children, strict=True):
             done: dict[int, float] = {}
-            for lane in reversed(order):
+            for lane in order:
                 at = ready[lane]
                 for child in children[lane]:
-                    hops = self._ahead(child, lane, lanes)
-                    at = max(at, done[child] + self.message(size, hops)) + add
-                done[lane] = at
-                ready[lane] = at
-            del parent
+                    at = max(at, done[child] + self.message(size, abs(child - lane))) + add
+                done[lane] = ready[lane] = at
         reduced = ready[t.root]
         if self.chip.noc.multicast:
-            far = max(self._ahead(t.root, i, lanes) for i in (0, lanes - 1))
+            far = max(t.root, lanes - 1 - t.root)
             return reduced + self.message(size, far)
         return reduced + self._give_back(size, lanes, groups)
-
-    def _height(self, lane: int, children: tuple[tuple[int, ...], ...]) -> int:
-        """Depth of the subtree below a lane (leaves first when sorted ascending)."""
-        depth, level = 0, list(children[lane])
-        while level:
-            depth += 1
-            level = [g for c in level for g in children[c]]
-        return depth
 
     def _give_back(self, size: int, lanes: int, groups: int) -> float:
         t = tree(lanes, groups)
@@ -134,8 +117,7 @@ class CostModel:
             while front:
                 lane = front.pop()
                 for number, child in enumerate(t.children[level][lane]):
-                    hops = self._ahead(lane, child, lanes)
-                    at[child] = at[lane] + number * issue + self.message(size, hops)
+                    at[child] = at[lane] + number * issue + self.message(size, abs(child - lane))
                     front.append(child)
         return max(at.values())
 
@@ -203,8 +185,7 @@ def _reshard(
             far = max(far, abs(giver[0] - home[0]) + abs(giver[1] - home[1]))
         if messages:
             time = (messages + 1) * noc.message_cycles + sum(noc.ramp_cycles) + arrive - 1
-            if noc.topology != "exchange":
-                time += far * noc.hop_cycles
+            time += (1 if noc.topology == "exchange" else far) * noc.hop_cycles + noc.sync_cycles
         else:
             time = 0.0
         time += ceil(2 * local_bytes / model.chip.core.sram_bytes_per_cycle)

@@ -131,14 +131,17 @@ def build(
         names.append(op.name)
         options.append(tuple(found))
         stay = []
+        layers = -(-segment.repeat // stages)
+        kept = any(n == op.output and turn < segment.repeat - 1 for _, n, turn in full.outputs)
         for c in found:
             size = float(_resident(full, segment, c, stages))
             if op.output in pairs_of:
-                layers = -(-segment.repeat // stages)
                 _, axis = pairs_of[op.output]
                 size += layers * kv_bytes(
                     full, op.output, axis, c.plan.output, max_context, rows, cols
                 )
+            elif kept:  # every layer's result lasts until the end
+                size += layers * c.output_bytes
             stay.append(size)
         sizes.append(stay)
     index = {n: i for i, n in enumerate(names)}

@@ -6,6 +6,8 @@ import numpy as np
 
 from meshc.ir.chip import ChipSpec
 
+SLIMMEST = 8  # of a region's sides, unless the mesh itself is slimmer
+
 
 def free_rectangle(chip: ChipSpec, rows: int, cols: int) -> bool:
     """Whether some rows × cols rectangle of the mesh has no dead core."""
@@ -35,13 +37,12 @@ def shapes(chip: ChipSpec) -> list[tuple[int, int]]:
             side *= 2
         return sorted(found)
 
+    slim = max(SLIMMEST, max(chip.rows, chip.cols) // min(chip.rows, chip.cols))
     fitting = [
-        (r, c) for r in sides(chip.rows) for c in sides(chip.cols) if free_rectangle(chip, r, c)
+        (r, c)
+        for r in sides(chip.rows)
+        for c in sides(chip.cols)
+        if max(r, c) <= slim * min(r, c) and free_rectangle(chip, r, c)
     ]
     found = [(r, c) for r, c in fitting if r <= c or (c, r) not in fitting]
-    return sorted(found)
-
-    found = [
-        (r, c) for r in sides(chip.rows) for c in sides(chip.cols) if free_rectangle(chip, r, c)
-    ]
     return sorted(found, key=lambda s: (s[0] * s[1], abs(s[0] - s[1]), s))

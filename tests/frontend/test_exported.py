@@ -233,6 +233,11 @@ REFUSED = {
         "Dimensions 'encoder_sequence_length' of 't5-optimum-decoder_model_merged.onnx' are not "
         "determined by the workload; bind them with --dim encoder_sequence_length=N."
     ),
+    "llama-genai-paged-fp16-cuda": (
+        "Model 'llama-genai-paged-fp16-cuda.onnx' has operators that are not supported: "
+        "'com.microsoft:PagedAttention' (2 nodes); export it without them "
+        "('meshc ops' lists what is supported)."
+    ),
     "gemma2-genai-fp16-cuda": (
         "Model 'gemma2-genai-fp16-cuda.onnx' has operators in a form that is not supported: "
         "'com.microsoft:GroupQueryAttention' with sliding_window_cache; export it without them "

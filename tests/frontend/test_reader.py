@@ -120,6 +120,17 @@ def test_external_data_too_short(tmp_path: Path) -> None:
     )
 
 
+def test_weights_without_data(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx")
+    proto = onnx.load(path)
+    proto.graph.initializer[0].ClearField("raw_data")
+    onnx.save(proto, path)
+    assert refused(path) == (
+        f"Weight 'w' of model '{path}' has dimensions [10, 20] but not their data; export the "
+        "model with its weights."
+    )
+
+
 def test_facts(tmp_path: Path) -> None:
     path = linear(tmp_path / "tiny.onnx", opsets={"": 18, "com.microsoft": 1})
     model = load_model(path)
