@@ -7,7 +7,7 @@ of another decode step of a compiled model, whose plan, addresses and routes sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,22 @@ from typing import Any
 from meshc import frontend
 from meshc.chips import load_chip
 from meshc.emit import emit
-from meshc.emulator import check_chip_runs, emulate
+from meshc.emulator import check_chip_runs
 from meshc.errors import DoesNotFitError, InputError
-from meshc.flows import attach, flows, once
+from meshc.finalist import Finalist, fastest, lay_out
+from meshc.flows import attach
 from meshc.fusion import fuse
-from meshc.ir.chip import ChipSpec
-from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions, MemoryMap
+from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions
 from meshc.ir.graph import Graph
-from meshc.ir.placement import Placement
-from meshc.ir.plan import OpPlan, Plan, SolveStats
+from meshc.ir.plan import OpPlan, Plan
 from meshc.ir.program import Program
 from meshc.ir.workload import Workload
-from meshc.memory import assign, assign_like
+from meshc.memory import assign_like
 from meshc.partition import STRATEGIES, Options, PhaseGraphs
 from meshc.partition.candidates import resize, resize_layout
 from meshc.partition.predict import predict
-from meshc.place import Block, Net, place
-from meshc.route import route
 from meshc.store import STAGES
 
-MOST_CORES = 256  # of a region whose finalists are emulated before deciding
 RETRIES = 4  # of planning with less SRAM, when the memory layout is fuller than planned
 
 
@@ -44,12 +40,17 @@ class _Clock:
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
-    def __call__(self, stage: str, since: float, place: float = 0.0) -> float:
-        """Book the time since `since` on a stage, but for the part that placing took."""
+    def __call__(self, stage: str, since: float) -> float:
+        """Book the time since `since` on a stage; returns the time now."""
         now = time.perf_counter()
-        self.seconds[stage] += now - since - place
-        self.seconds["place"] += place
+        self.seconds[stage] += now - since
         return now
+
+    def book(self, laid: list[Finalist]) -> None:
+        """Book what the finalists took."""
+        for x in laid:
+            for stage, seconds in x.seconds.items():
+                self.seconds[stage] += seconds
 
 
 def _bind(model: Any, workload: Workload, options: CompileOptions) -> Any:
@@ -144,11 +145,10 @@ def compile(
         if until == "partition":
             _dump_plans(dumps, finalists[0])
             return None
-        say("place")
-        laid = []
-        for plans in finalists:
-            laid.append(_lay_out(phases, plans, chip, options))
-            start = clock("emit", start, laid[-1].place_seconds)
+        say("place and emit")
+        laid = [lay_out(phases, plans, chip, options) for plans in finalists]
+        clock.book(laid)
+        start = time.perf_counter()
         fitting = [x for x in laid if x.memory.needed <= chip.core.usable_bytes]
         if fitting:
             break
@@ -161,48 +161,32 @@ def compile(
                 f"are usable; core.sram_bytes of {chip.core.sram_bytes + over} or a shorter "
                 "--max-context would make it fit."
             )
-    say("emulate the finalists")
-    chosen = _fastest(fitting, phases, chip)
-    start = clock("partition", start)
-    plans, placement, memory, programs = (
-        chosen.plans,
-        chosen.placement,
-        chosen.memory,
-        chosen.programs,
-    )
-    for program in programs:
+    for program in fitting[0].programs:
         check_chip_runs(program, chip)
-    _dump_plans(dumps, plans)
-    _dump(dumps, "placement", placement.dump())
     if until in ("place", "emit"):
+        _dump_plans(dumps, fitting[0].plans)
+        _dump(dumps, "placement", fitting[0].placement.dump())
         return None
-    solves = [*stats, *chosen.solves]
+    say("route, and emulate the finalists")
+    chosen = fastest(fitting, phases, chip, options)
+    clock.seconds["partition"] += time.perf_counter() - start - chosen.seconds["route"]
+    clock.seconds["route"] += chosen.seconds["route"]
+    _dump_plans(dumps, chosen.plans)
+    _dump(dumps, "placement", chosen.placement.dump())
     compiled: dict[str, CompiledPhase] = {}
-    say("route")
-    for p, program in zip(phases, programs, strict=True):
-        routing, routed, _ = route(
-            flows(program),
-            chip,
-            solver=options.solver,
-            gap=options.gap,
-            time_limit=options.time_limit,
-            seed=options.seed,
-        )
-        solves += [replace(s, scope=f"{p.phase}, {s.scope}") for s in routed]
-        done = attach(program, routing)
+    for p, program, routing in zip(phases, chosen.programs, chosen.routings, strict=True):
         m, w = wanted[p.phase]
         compiled[p.phase] = CompiledPhase(
             str(Path(m.path).resolve()),
             m.sha256,
             w,
-            plans[p.phase],
+            chosen.plans[p.phase],
             routing,
-            done,
-            predict(done, chip),
+            program,
+            predict(program, chip),
             p.graph,
         )
         _dump(dumps, f"{p.phase}.routing", routing.dump())
-    clock("route", start)
     graph = phases[0].graph
     from meshc import __version__
 
@@ -216,63 +200,13 @@ def compile(
         },
         chip,
         options,
-        placement,
+        chosen.placement,
         compiled,
-        memory,
-        tuple(solves),
+        chosen.memory,
+        (*stats, *chosen.solves),
         clock.seconds,
         __version__,
     )
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """A finalist on the chip: placed, emitted and with addresses."""
-
-    plans: dict[str, Plan]
-    placement: Placement
-    programs: tuple[Program, ...]
-    memory: MemoryMap
-    solves: tuple[SolveStats, ...]
-    place_seconds: float
-
-
-def _lay_out(
-    phases: list[PhaseGraphs], plans: dict[str, Plan], chip: ChipSpec, options: CompileOptions
-) -> _Layout:
-    first = plans[phases[0].phase]
-    began = time.perf_counter()
-    placement, placed = place(
-        [Block(s.name, first.rows, first.cols) for s in first.stages],
-        _nets(first, phases[0].graph),
-        chip,
-        solver=options.solver,
-        gap=options.gap,
-        time_limit=options.time_limit,
-        seed=options.seed,
-    )
-    taken = time.perf_counter() - began
-    drafts = [emit(p.graph, p.full, plans[p.phase], placement, chip, p.max_context) for p in phases]
-    keys = [_keys(p, d) for p, d in zip(phases, drafts, strict=True)]
-    programs, memory = assign(drafts, keys)
-    return _Layout(plans, placement, tuple(programs), memory, tuple(placed), taken)
-
-
-def _fastest(found: list[_Layout], phases: list[PhaseGraphs], chip: ChipSpec) -> _Layout:
-    """The finalist that the emulator finds fastest, one layer of each repeated run, weighing
-    phases by how often they run. On regions too large for that, the one with the best
-    prediction, which is the first."""
-    cores = max(r.rows * r.cols for x in found for r in x.placement.regions.values())
-    if len(found) == 1 or cores > MOST_CORES:
-        return found[0]
-
-    def cycles(x: _Layout) -> float:
-        return sum(
-            p.weight * emulate(once(program), chip).cycles
-            for p, program in zip(phases, x.programs, strict=True)
-        )
-
-    return min(found, key=cycles)
 
 
 def _overrides(items: tuple[str, ...]) -> dict[str, str]:
@@ -294,26 +228,6 @@ def _digests(bound: Any) -> dict[str, str]:
         if t.kind == "WEIGHT"
         for name in t.instances
     }
-
-
-def _keys(p: PhaseGraphs, program: Program) -> dict[str, Hashable]:
-    """Identity of what each persistent buffer holds, the same in every phase."""
-    order = {pair.present: i for i, pair in enumerate(p.graph.caches)}
-    found: dict[str, Hashable] = {}
-    for b in program.buffers.values():
-        t = p.graph.tensors[b.tensor]
-        if b.kind == "weight":
-            content = tuple(p.digests[n] for n in t.instances)
-            found[b.name] = ("weight", content, b.dtype, str(b.layout))
-        elif b.kind == "kv":
-            found[b.name] = ("kv", order[b.tensor], len(t.instances), b.bytes, str(b.layout))
-    return found
-
-
-def _nets(plan: Plan, graph: Graph) -> list[Net]:
-    """Bytes that pass from each stage to the next: the carried tensors."""
-    size = sum(graph.tensors[n].bytes for n in plan.carried)
-    return [Net(a.name, b.name, size) for a, b in zip(plan.stages, plan.stages[1:], strict=False)]
 
 
 def _dump(dumps: dict[str, str] | None, name: str, text: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -48,7 +49,8 @@ class Memory:
             more[: self._bytes.size] = self._bytes
             self._bytes = more
         array = self._bytes[view.address : end].view(dtype).reshape(view.extent)
-        return array[tuple(slice(r.start, r.stop, r.step) for r in view.ranges)]
+        index: Any = (*(slice(r.start, r.stop, r.step) for r in view.ranges), ...)
+        return np.asarray(array[index])
 
     def write(self, view: View, value: np.ndarray) -> None:
         """Store a value, rounded to the view's dtype."""

@@ -22,14 +22,14 @@ def run_oracle(model: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str,
     A graph with bf16, for which ONNX Runtime has no CPU kernels, is run with all of it widened
     to fp32. Raises InputError where ONNX Runtime refuses the graph or the inputs.
     """
-    session, name = _session(model)
+    runner, name = _runner(model)
     given = {}
     for port in model.inputs:
         array = np.asarray(feeds[port.name]) if port.name in feeds else _zeros(model, port, feeds)
         given[port.name] = array.astype(np.float32) if array.dtype == NUMPY["bf16"] else array
     names = [p.name for p in model.outputs]
     try:
-        results = session.run(names, given)
+        results = runner.run(names, given)
     except Exception as error:
         raise InputError(
             f"ONNX Runtime refuses to run '{model.path.name}' on these inputs: {_brief(error)}; "
@@ -54,10 +54,10 @@ def _zeros(model: Model, port: Port, feeds: Mapping[str, np.ndarray]) -> np.ndar
     return np.zeros(shape, NUMPY.get(port.dtype, np.dtype(np.float32)))
 
 
-def _session(model: Model) -> tuple[Any, str]:
-    if "session" not in model.cache:
-        model.cache["session"] = _open(model)
-    found: tuple[Any, str] = model.cache["session"]
+def _runner(model: Model) -> tuple[Any, str]:
+    if "runner" not in model.cache:
+        model.cache["runner"] = _open(model)
+    found: tuple[Any, str] = model.cache["runner"]
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshc.choice import Conflict, Options
 from meshc.errors import DoesNotFitError, InvariantError
-from meshc.ir.chip import ChipSpec
+from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.plan import SolveStats
 from meshc.ir.routing import Routing
 from meshc.route.candidates import Obstacles, candidates
@@ -65,6 +65,20 @@ def route(
         raise InvariantError(f"flow {twice} is given more than once; names must differ.")
     if not flows:
         return Routing({}), [], link_loads([], Routing({}), chip)
+    box = _bounding_box(flows, chip)
+    if box is not None:
+        row, col, part = box
+        routing, stats, inner = route(
+            [_moved(f, row, col) for f in flows],
+            part,
+            solver=solver,
+            gap=gap,
+            time_limit=time_limit,
+            seed=seed,
+        )
+        total = np.zeros((chip.noc.networks, chip.rows, chip.cols, 4))
+        total[:, row : row + part.rows, col : col + part.cols] = inner.bytes
+        return routing, stats, LinkLoads(total)
     deadline = time.monotonic() + time_limit
     obstacles = Obstacles(chip)
     found = [messages(f, chip) for f in sorted(flows, key=lambda f: f.name)]
@@ -84,6 +98,38 @@ def route(
     )
     routing = Routing({n: replace(r, colour=colours[n]) for n, r in routes.items()})
     return routing, [record, *more], _loads(found, routing, chip)
+
+
+def _bounding_box(flows: Sequence[Flow], chip: ChipSpec) -> tuple[int, int, ChipSpec] | None:
+    """The smallest rectangle with all ends of all messages, as (row, col, a chip of that size),
+    if it is much smaller than the mesh and every xy and yx path stays inside and is free: on a
+    mesh without seams, and without dead cores in the rectangle."""
+    if chip.noc.topology != "mesh" or chip.seams is not None:
+        return None
+    ends = {c for f in flows for s, to, _ in f.pairs for c in (s, *to)}
+    if not ends:
+        return None
+    row, col = min(c.row for c in ends), min(c.col for c in ends)
+    rows = max(c.row for c in ends) - row + 1
+    cols = max(c.col for c in ends) - col + 1
+    inside = any(row <= c.row < row + rows and col <= c.col < col + cols for c in chip.dead())
+    if inside or 4 * rows * cols > chip.rows * chip.cols or row < 0 or col < 0:
+        return None
+    if row + rows > chip.rows or col + cols > chip.cols:
+        return None
+    part = replace(chip, rows=rows, cols=cols, dead_cores=(), dead_rows=(), dead_cols=(), dram=())
+    return row, col, part
+
+
+def _moved(flow: Flow, row: int, col: int) -> Flow:
+    """The flow with the rectangle's corner as the origin."""
+
+    def at(c: Coord) -> Coord:
+        return Coord(c.row - row, c.col - col)
+
+    return replace(
+        flow, pairs=tuple((at(s), tuple(at(d) for d in to), b) for s, to, b in flow.pairs)
+    )
 
 
 def link_loads(flows: Sequence[Flow], routing: Routing, chip: ChipSpec) -> LinkLoads:

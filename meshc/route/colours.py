@@ -1,13 +1,15 @@
 """Colours: the routing entry of each flow, different wherever two flows share a core.
 
-Flows with the same pairs and the same path share a colour. Every core that a flow touches (its
-ends and the routers between) holds one entry for it; reuse of an entry by flows that never meet in
-time is not modelled.
+A colour is a table that says for each source where its messages go. Flows on the same path share
+one when their tables do not contradict each other: every source that both have sends to the same
+cores. Every core that a colour touches (its ends and the routers between) holds one entry for it;
+reuse of an entry by flows that never meet in time is not modelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,16 +37,14 @@ def colour(
 
     Raises DoesNotFitError when a core would hold more entries than noc.max_routes.
     """
-    groups: dict[tuple[bytes, Route], list[str]] = {}
-    first: dict[tuple[bytes, Route], Messages] = {}
-    for m in flows:
-        key = (m.signature(), routes[m.name])
-        groups.setdefault(key, []).append(m.name)
-        first.setdefault(key, m)
+    kinds = _kinds(flows, routes)
     entries = np.zeros((chip.rows, chip.cols), np.int64)
     masks = []
-    for key, m in first.items():
-        mask = touched(m, key[1], chip) if len(m.message) else np.zeros_like(entries, bool)
+    for kind in kinds:
+        mask = np.zeros_like(entries, bool)
+        for m in kind.members:
+            if len(m.message):
+                mask |= touched(m, kind.route, chip)
         entries += mask
         masks.append(np.packbits(mask.ravel()))
     most = int(entries.max(initial=0))
@@ -74,8 +74,51 @@ def colour(
             f"core, but noc.max_routes allows {limit}; use a strategy with fewer kinds of "
             "transfers or raise noc.max_routes."
         )
-    names = list(groups.values())
-    return {name: found[i] for i, group in enumerate(names) for name in group}, stats
+    return {m.name: found[i] for i, kind in enumerate(kinds) for m in kind.members}, stats
+
+
+@dataclass
+class _Kind:
+    """Flows that share a colour. table: source → the destination sets of its messages."""
+
+    route: Route
+    members: list[Messages]
+    table: dict[tuple[int, int], frozenset[tuple[tuple[int, int], ...]]]
+
+    def takes(self, table: dict[tuple[int, int], frozenset[tuple[tuple[int, int], ...]]]) -> bool:
+        return all(self.table.get(source, to) == to for source, to in table.items())
+
+
+def _kinds(flows: Sequence[Messages], routes: Mapping[str, Route]) -> list[_Kind]:
+    """Join flows whose tables agree, the largest tables first."""
+    alike: dict[tuple[bytes, Route], list[Messages]] = {}
+    for m in flows:
+        alike.setdefault((m.signature(), routes[m.name]), []).append(m)
+    tables = [(route, members, _table(members[0])) for (_, route), members in alike.items()]
+    tables.sort(key=lambda t: (-len(t[2]), t[1][0].name))
+    kinds: list[_Kind] = []
+    for route, members, table in tables:
+        home = next((k for k in kinds if k.route == route and k.takes(table)), None)
+        if home is None:
+            kinds.append(_Kind(route, list(members), dict(table)))
+        else:
+            home.members += members
+            home.table |= table
+    return kinds
+
+
+def _table(m: Messages) -> dict[tuple[int, int], frozenset[tuple[tuple[int, int], ...]]]:
+    to: dict[int, list[tuple[int, int]]] = {}
+    source: dict[int, tuple[int, int]] = {}
+    for number, s, d in zip(
+        m.message.tolist(), m.source.tolist(), m.destination.tolist(), strict=True
+    ):
+        to.setdefault(number, []).append((d[0], d[1]))
+        source[number] = (s[0], s[1])
+    found: dict[tuple[int, int], set[tuple[tuple[int, int], ...]]] = {}
+    for number, places in to.items():
+        found.setdefault(source[number], set()).add(tuple(sorted(places)))
+    return {s: frozenset(sets) for s, sets in found.items()}
 
 
 def _greedy(near: Sequence[set[int]]) -> list[int]:

@@ -123,8 +123,8 @@ def check_node(
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    want = session.run(None, given)
+    runner = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    want = runner.run(None, given)
     import onnx
 
     proto = onnx.load(path)

@@ -166,23 +166,29 @@ def test_colours_differ_where_flows_meet() -> None:
     flows = random_flows(2, chip, 14)
     same = Flow("twin", flows[0].pairs, 7.0)
     routing, _, _ = route([*flows, same], chip)
-    entries: dict[Coord, dict[int, set[tuple[object, ...]]]] = {}
+    routes_at: dict[tuple[Coord, int], set[Route]] = {}
+    tables: dict[tuple[int, Coord], set[frozenset[tuple[Coord, ...]]]] = {}
     for flow in [*flows, same]:
         r = routing.routes[flow.name]
-        who = (flow.pairs, r.policy, r.network, r.waypoint)
+        sends: dict[Coord, set[tuple[Coord, ...]]] = {}
         for source, to, _ in flow.pairs:
+            sends.setdefault(source, set()).add(tuple(sorted(to)))
             for d in to:
-                cores = {source, d} | {Coord(h.row, h.col) for h in path(source, d, r, chip)}
-                for core in cores:
-                    entries.setdefault(core, {}).setdefault(r.colour, set()).add(who)
-    assert all(len(users) == 1 for held in entries.values() for users in held.values())
+                for core in {source, d} | {Coord(h.row, h.col) for h in path(source, d, r, chip)}:
+                    routes_at.setdefault((core, r.colour), set()).add(r)
+        for source, places in sends.items():
+            tables.setdefault((r.colour, source), set()).add(frozenset(places))
+    assert all(len(routes) == 1 for routes in routes_at.values())
+    # Flows that share a colour agree on where each of their common sources sends.
+    assert all(len(found) == 1 for found in tables.values())
     if routing.routes["twin"].policy == routing.routes["f0"].policy:
         assert routing.routes["twin"].colour == routing.routes["f0"].colour
 
 
 def test_more_routes_than_a_core_has() -> None:
     chip = load_chip("test8x8", {"noc.max_routes": "2"})
-    flows = [Flow(f"f{i}", ((Coord(0, i), (Coord(0, 7),), 10.0),)) for i in range(3)]
+    # The same source sends elsewhere in each, so that no two can share a colour.
+    flows = [Flow(f"f{i}", ((Coord(0, 2), (Coord(0, 5 + i),), 10.0),)) for i in range(3)]
     with pytest.raises(DoesNotFitError) as error:
         route(flows, chip)
     assert str(error.value) == (

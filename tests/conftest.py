@@ -1,0 +1,264 @@
+"""What the end-to-end tests share: models, compiled programs, the command line, and the
+provenance of every byte that a program reads.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshc import chips, cli, store
+from meshc.emulator.sram import lane_view
+from meshc.expand import Expander
+from meshc.ir.chip import Coord
+from meshc.ir.compiled import Compiled, CompileOptions
+from meshc.ir.program import Program, Run
+from meshc.ir.stream import Combine, Copy, Kernel, Recv, Send, Step, View
+from meshc.pipeline import compile as compile_model
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "llama-optimum-with_past.onnx"
+EXPORTED = ROOT.parent / "shared" / "onnx"
+PAIR = "llama-hf-op20-pair"  # prefill and decode in two files
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="record the metrics in tests/golden/ anew"
+    )
+
+
+def exported_file(name: str) -> Path:
+    """An exporter's file; skips where ../shared/onnx is not beside the repository. The example
+    model travels with it."""
+    path = EXPORTED / name
+    if not path.exists() and name == EXAMPLE.name:
+        return EXAMPLE
+    if not path.exists():
+        pytest.skip(f"needs ../shared/onnx/{name} beside the repository")
+    return path
+
+
+@pytest.fixture(scope="session")
+def exported() -> Callable[[str], Path]:
+    """name of a file in ../shared/onnx → its path, or a skip."""
+    return exported_file
+
+
+@pytest.fixture(scope="session")
+def example() -> Path:
+    """The model that the repository carries: Llama, 2 layers, hidden 64, prefill and decode."""
+    return EXAMPLE
+
+
+@pytest.fixture(scope="session")
+def build() -> Callable[..., Compiled]:
+    """compile() with the greedy solver unless asked otherwise; equal calls share one result.
+
+    model: a name in ../shared/onnx without .onnx, PAIR, or a path.
+    """
+    done: dict[Any, Compiled] = {}
+
+    def compiled(model: str | Path = EXAMPLE, chip: str = "test4x4", **options: Any) -> Compiled:
+        key = (str(model), chip, *sorted(options.items()))
+        if key not in done:
+            if chip not in chips.chip_names() and not Path(chip).exists():
+                pytest.skip(f"chip {chip} is not shipped")
+            path: Path = Path(model)
+            if model == PAIR:
+                path = exported_file("llama-hf-op20-prefill.onnx")
+                options["decode_model"] = str(exported_file("llama-hf-op20-decode.onnx"))
+            elif not path.suffix:
+                path = exported_file(f"{model}.onnx")
+            given = CompileOptions(**{"chip": chip, "solver": "greedy", **options})
+            result = compile_model(path, given)
+            assert result is not None
+            done[key] = result
+        return done[key]
+
+    return compiled
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The complaint: exactly one line on stderr, a sentence, and no traceback."""
+        assert "Traceback" not in self.err, self.err
+        assert self.err.count("\n") == 1, self.err
+        assert self.err.endswith(".\n") and ".." not in self.err and ".;" not in self.err, self.err
+        return self.err.rstrip("\n")
+
+
+@pytest.fixture
+def meshc(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """The command line, in this process: meshc("run", folder, "--verify")."""
+
+    def run(*argv: object) -> Outcome:
+        capsys.readouterr()
+        try:
+            code = cli.main([str(a) for a in argv])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        except Exception:  # what a user sees as a traceback and exit code 1
+            traceback.print_exc(file=sys.stderr)
+            code = 1
+        shown = capsys.readouterr()
+        return Outcome(code, shown.out, shown.err)
+
+    return run
+
+
+@pytest.fixture
+def folder(build: Callable[..., Compiled], tmp_path: Path) -> Callable[..., Path]:
+    """An output folder as `meshc compile` leaves it, from a program that `build` has made."""
+
+    def made(name: str = "out", **options: Any) -> Path:
+        out = tmp_path / name
+        with store.whole_folder(out) as fresh:
+            store.mark(fresh)
+            store.save_compiled(build(**options), fresh)
+        return out
+
+    return made
+
+
+# -- what a program reads ----------------------------------------------------------------------
+
+Reads = list[tuple[str, int]]  # what reads, checksum over the origins of the bytes that it reads
+
+
+def streams(program: Program) -> dict[Coord, list[Step]]:
+    """Every core's own instructions."""
+    expander = Expander(program)
+    return {core: list(expander.stream(core)) for core in expander.cores()}
+
+
+def views_of(step: Step) -> Iterator[View]:
+    """Every part of SRAM that a step touches."""
+    for a in step.actions:
+        if isinstance(a, Kernel):
+            yield from (*a.inputs, a.output)
+        elif isinstance(a, Copy | Combine):
+            yield from (a.source, a.destination)
+        else:
+            yield a.view
+
+
+def layers_of(program: Program) -> int:
+    """Most instances that a buffer has."""
+    return max(
+        (e.base + e.last - e.first for e in program.schedule if isinstance(e, Run)), default=1
+    )
+
+
+def apart(program: Program) -> Program:
+    """The same program with every instance of every buffer at addresses of its own."""
+    at, layers, buffers = 0, layers_of(program), {}
+    for b in program.buffers.values():
+        stride = b.bytes if b.stride else 0
+        buffers[b.name] = replace(b, offset=at, stride=stride)
+        at += b.bytes * (layers if stride else 1)
+    return replace(program, buffers=buffers)
+
+
+def provenance(program: Program) -> dict[Coord, Reads]:
+    """Per core, what every action reads and which earlier write each of its bytes comes from.
+
+    Loads, received messages and results are numbered; a byte that a message is awaited for has a
+    number of its own. Two programs that differ in addresses only compute the same if and only if
+    these are equal.
+    """
+    return {core: _reads(program, core, steps) for core, steps in streams(program).items()}
+
+
+def _reads(program: Program, core: Coord, steps: list[Step]) -> Reads:
+    loads = list(_held(program, core, program.load))
+    results = list(_held(program, core, program.outputs))
+    top = max(v.span[1] for v in (*loads, *results, *(v for s in steps for v in views_of(s))))
+    origin = np.full(top, -1, np.int64)
+    found: Reads = []
+    number = 0
+
+    def part(view: View) -> np.ndarray:
+        first, end = view.span
+        assert first >= 0, "a view begins below address 0"
+        array = origin[first:end].reshape(*view.extent, -1) if end > first else origin[:0]
+        return array[tuple(slice(r.start, r.stop, r.step) for r in view.ranges)]
+
+    def read(name: str, *views: View) -> None:
+        for v in views:
+            if v.elements:
+                found.append((name, zlib.crc32(np.ascontiguousarray(part(v)).tobytes())))
+
+    def write(view: View) -> None:
+        nonlocal number
+        number += 1
+        if view.elements:
+            part(view)[...] = number
+
+    for view in loads:
+        write(view)
+    for step in steps:
+        for a in step.actions:
+            if isinstance(a, Recv):
+                write(a.view)
+        for a in step.actions:
+            if isinstance(a, Send):
+                read(step.name, a.view)
+            elif isinstance(a, Kernel):
+                if a.output.elements:
+                    read(program.ops[a.op].kind, *a.inputs)
+                    write(a.output)
+            elif isinstance(a, Copy):
+                read(step.name, a.source)
+                write(a.destination)
+            elif isinstance(a, Combine):
+                read(step.name, a.source, a.destination)
+                write(a.destination)
+            else:
+                write(a.view)
+    read("output", *results)
+    return found
+
+
+def _held(
+    program: Program, core: Coord, items: tuple[tuple[str, str, str, int], ...]
+) -> Iterator[View]:
+    """This core's part of what the program loads or puts out."""
+    for _, name, place, layer in items:
+        region = program.regions[place]
+        if region.contains(core):
+            lane = (core.row - region.row, core.col - region.col)
+            yield lane_view(program.buffers[name], layer, lane, (region.rows, region.cols))
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The functions above, for tests."""
+
+    streams: Callable[[Program], dict[Coord, list[Step]]] = streams
+    views_of: Callable[[Step], Iterator[View]] = views_of
+    layers_of: Callable[[Program], int] = layers_of
+    apart: Callable[[Program], Program] = apart
+    provenance: Callable[[Program], dict[Coord, Reads]] = provenance
+
+
+@pytest.fixture(scope="session")
+def anatomy() -> Anatomy:
+    """How to take a program apart."""
+    return Anatomy()
