@@ -187,7 +187,7 @@ def provenance(program: Program) -> dict[Coord, Reads]:
 
 
 def _reads(program: Program, core: Coord, steps: list[Step]) -> Reads:
-    loads = list(_held(program, core, program.load))
+    loads = list(_held(program, core, program.load, before=True))
     results = list(_held(program, core, program.outputs))
     top = max(v.span[1] for v in (*loads, *results, *(v for s in steps for v in views_of(s))))
     origin = np.full(top, -1, np.int64)
@@ -237,14 +237,23 @@ def _reads(program: Program, core: Coord, steps: list[Step]) -> Reads:
 
 
 def _held(
-    program: Program, core: Coord, items: tuple[tuple[str, str, str, int], ...]
+    program: Program,
+    core: Coord,
+    items: tuple[tuple[str, str, str, int], ...],
+    before: bool = False,
 ) -> Iterator[View]:
-    """This core's part of what the program loads or puts out."""
+    """This core's part of what the program puts out, or loads: of caches, the past."""
+    past = {op.output: op.attr("past", 0) for op in program.ops.values() if op.kind == "append"}
     for _, name, place, layer in items:
-        region = program.regions[place]
-        if region.contains(core):
-            lane = (core.row - region.row, core.col - region.col)
-            yield lane_view(program.buffers[name], layer, lane, (region.rows, region.cols))
+        region, b = program.regions[place], program.buffers[name]
+        if not region.contains(core):
+            continue
+        if before and b.growing is not None and b.tensor in past:
+            shape = list(b.shape)
+            shape[b.growing] = past[b.tensor]
+            b = replace(b, shape=tuple(shape))
+        lane = (core.row - region.row, core.col - region.col)
+        yield lane_view(b, layer, lane, (region.rows, region.cols))
 
 
 @dataclass(frozen=True)

@@ -65,20 +65,32 @@ def route(
         raise InvariantError(f"flow {twice} is given more than once; names must differ.")
     if not flows:
         return Routing({}), [], link_loads([], Routing({}), chip)
-    box = _bounding_box(flows, chip)
-    if box is not None:
-        row, col, part = box
-        routing, stats, inner = route(
-            [_moved(f, row, col) for f in flows],
-            part,
-            solver=solver,
-            gap=gap,
-            time_limit=time_limit,
-            seed=seed,
-        )
-        total = np.zeros((chip.noc.networks, chip.rows, chip.cols, 4))
-        total[:, row : row + part.rows, col : col + part.cols] = inner.bytes
-        return routing, stats, LinkLoads(total)
+    row, col, part = _bounding_box(flows, chip)
+    routing, stats, inner = _route(
+        [_moved(f, row, col) for f in flows] if part is not chip else flows,
+        part,
+        Coord(row, col),
+        solver=solver,
+        gap=gap,
+        time_limit=time_limit,
+        seed=seed,
+    )
+    total = np.zeros((chip.noc.networks, chip.rows, chip.cols, 4))
+    total[:, row : row + part.rows, col : col + part.cols] = inner.bytes
+    return routing, stats, LinkLoads(total)
+
+
+def _route(
+    flows: Sequence[Flow],
+    chip: ChipSpec,
+    origin: Coord,
+    *,
+    solver: str,
+    gap: float,
+    time_limit: float,
+    seed: int,
+) -> tuple[Routing, list[SolveStats], LinkLoads]:
+    """As `route`, on a part of the mesh whose corner lies at `origin` of the whole."""
     deadline = time.monotonic() + time_limit
     obstacles = Obstacles(chip)
     found = [messages(f, chip) for f in sorted(flows, key=lambda f: f.name)]
@@ -91,6 +103,7 @@ def route(
         found,
         routes,
         chip,
+        origin,
         solver=solver,
         gap=gap,
         time_limit=max(0.1, deadline - time.monotonic()),
@@ -100,23 +113,24 @@ def route(
     return routing, [record, *more], _loads(found, routing, chip)
 
 
-def _bounding_box(flows: Sequence[Flow], chip: ChipSpec) -> tuple[int, int, ChipSpec] | None:
+def _bounding_box(flows: Sequence[Flow], chip: ChipSpec) -> tuple[int, int, ChipSpec]:
     """The smallest rectangle with all ends of all messages, as (row, col, a chip of that size),
     if it is much smaller than the mesh and every xy and yx path stays inside and is free: on a
-    mesh without seams, and without dead cores in the rectangle."""
+    mesh without seams, and without dead cores in the rectangle. Otherwise the whole chip."""
+    whole = (0, 0, chip)
     if chip.noc.topology != "mesh" or chip.seams is not None:
-        return None
+        return whole
     ends = {c for f in flows for s, to, _ in f.pairs for c in (s, *to)}
     if not ends:
-        return None
+        return whole
     row, col = min(c.row for c in ends), min(c.col for c in ends)
     rows = max(c.row for c in ends) - row + 1
     cols = max(c.col for c in ends) - col + 1
     inside = any(row <= c.row < row + rows and col <= c.col < col + cols for c in chip.dead())
     if inside or 4 * rows * cols > chip.rows * chip.cols or row < 0 or col < 0:
-        return None
+        return whole
     if row + rows > chip.rows or col + cols > chip.cols:
-        return None
+        return whole
     part = replace(chip, rows=rows, cols=cols, dead_cores=(), dead_rows=(), dead_cols=(), dram=())
     return row, col, part
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshc.choice import Choice, ChoiceProblem, Pair
 from meshc.errors import DoesNotFitError
-from meshc.ir.chip import ChipSpec
+from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.plan import SolveStats
 from meshc.ir.routing import Route
 from meshc.route.flow import Messages
@@ -27,6 +27,7 @@ def colour(
     flows: Sequence[Messages],
     routes: Mapping[str, Route],
     chip: ChipSpec,
+    origin: Coord,
     *,
     solver: str,
     gap: float,
@@ -34,6 +35,8 @@ def colour(
     seed: int,
 ) -> tuple[dict[str, int], list[SolveStats]]:
     """Flow name → colour from 0, few of them, and the solve's statistics where one was needed.
+
+    origin: where the corner of `chip` lies, if it is a part of a larger mesh.
 
     Raises DoesNotFitError when a core would hold more entries than noc.max_routes.
     """
@@ -52,8 +55,9 @@ def colour(
     if 0 < limit < most:
         row, col = divmod(int(entries.argmax()), chip.cols)
         raise DoesNotFitError(
-            f"core ({row}, {col}) of {chip.name} would hold {most} routing entries, one for each "
-            f"kind of message through it, but noc.max_routes allows {limit}, {most - limit} fewer; "
+            f"core ({row + origin.row}, {col + origin.col}) of {chip.name} would hold {most} "
+            "routing entries, one for each kind of message through it, but noc.max_routes allows "
+            f"{limit}, {most - limit} fewer; "
             "use a strategy with fewer kinds of transfers or raise noc.max_routes."
         )
     count = len(masks)
