@@ -88,6 +88,11 @@ def compile(
             f"{', '.join(STRATEGIES)}."
         )
     chip = load_chip(options.chip, _overrides(options.overrides))
+    if options.grid and (options.grid[0] > chip.rows or options.grid[1] > chip.cols):
+        raise InputError(
+            f"--grid {options.grid[0]}x{options.grid[1]} is larger than the {chip.rows}x{chip.cols} "
+            f"mesh of {chip.name}; give a rectangle that lies within it."
+        )
     say("import")
     model = frontend.load_model(model_path)
     decode_model = frontend.load_model(options.decode_model) if options.decode_model else None

@@ -1,5 +1,5 @@
-"""What the end-to-end tests share: models, compiled programs, the command line, and the
-provenance of every byte that a program reads.
+"""What the end-to-end tests share: models, compiled programs, the command line, and where every
+byte that a program reads comes from.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from meshc.expand import Expander
 from meshc.ir.chip import Coord
 from meshc.ir.compiled import Compiled, CompileOptions
 from meshc.ir.program import Program, Run
-from meshc.ir.stream import Combine, Copy, Kernel, Recv, Send, Step, View
+from meshc.ir.stream import Combine, Copy, Kernel, Key, Recv, Send, Step, View
 from meshc.pipeline import compile as compile_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,7 +139,34 @@ def folder(build: Callable[..., Compiled], tmp_path: Path) -> Callable[..., Path
 
 # -- what a program reads ----------------------------------------------------------------------
 
-Reads = list[tuple[str, int]]  # what reads, checksum over the origins of the bytes that it reads
+
+@dataclass(frozen=True)
+class Read:
+    """One action's reading of one view.
+
+    what: "gather" for a table of which only some rows count, "shift" for what only serves to find
+    the maximum that a softmax takes off and that cancels out, else the step's name.
+    origins: the writes that its bytes come from.   checksum: over the origin of every byte.
+    """
+
+    what: str
+    origins: tuple[int, ...]
+    checksum: int
+
+
+@dataclass
+class History:
+    """What one core reads, in order, and from which reads each of its writes follows.
+
+    made: write → reads that it follows from.   sent: message → read.   got: write → message.
+    kept: reads of the outputs.
+    """
+
+    reads: list[Read] = field(default_factory=list)
+    made: dict[int, list[int]] = field(default_factory=dict)
+    sent: dict[Key, int] = field(default_factory=dict)
+    got: dict[int, Key] = field(default_factory=dict)
+    kept: list[int] = field(default_factory=list)
 
 
 def streams(program: Program) -> dict[Coord, list[Step]]:
@@ -176,64 +203,116 @@ def apart(program: Program) -> Program:
     return replace(program, buffers=buffers)
 
 
-def provenance(program: Program) -> dict[Coord, Reads]:
-    """Per core, what every action reads and which earlier write each of its bytes comes from.
+def histories(program: Program) -> dict[Coord, History]:
+    """Per core, which earlier write each byte comes from that it reads.
 
     Loads, received messages and results are numbered; a byte that a message is awaited for has a
-    number of its own. Two programs that differ in addresses only compute the same if and only if
-    these are equal.
+    number of its own.
     """
-    return {core: _reads(program, core, steps) for core, steps in streams(program).items()}
+    return {core: _history(program, core, steps) for core, steps in streams(program).items()}
 
 
-def _reads(program: Program, core: Coord, steps: list[Step]) -> Reads:
+def _history(program: Program, core: Coord, steps: list[Step]) -> History:
     loads = list(_held(program, core, program.load, before=True))
     results = list(_held(program, core, program.outputs))
     top = max(v.span[1] for v in (*loads, *results, *(v for s in steps for v in views_of(s))))
     origin = np.full(top, -1, np.int64)
-    found: Reads = []
+    h = History()
+    maxima = cancelling(program)
     number = 0
 
     def part(view: View) -> np.ndarray:
         first, end = view.span
         assert first >= 0, "a view begins below address 0"
-        array = origin[first:end].reshape(*view.extent, -1) if end > first else origin[:0]
+        array = origin[first:end].reshape(*view.extent, -1)
         return array[tuple(slice(r.start, r.stop, r.step) for r in view.ranges)]
 
-    def read(name: str, *views: View) -> None:
-        for v in views:
+    def read(step: Step | None, *views: View, operands: tuple[str, ...] = ()) -> list[int]:
+        first = len(h.reads)
+        op = program.ops.get(step.op) if step else None
+        for n, v in enumerate(views):
             if v.elements:
-                found.append((name, zlib.crc32(np.ascontiguousarray(part(v)).tobytes())))
+                what = step.name if step else "output"
+                if op and (op.name in maxima or (operands and operands[n] in maxima)):
+                    what = "shift"
+                elif op and operands and op.kind == "gather" and n == 0:
+                    what = "gather"
+                origins = np.ascontiguousarray(part(v))
+                distinct = tuple(np.unique(origins).tolist())
+                h.reads.append(Read(what, distinct, zlib.crc32(origins.tobytes())))
+        return list(range(first, len(h.reads)))
 
-    def write(view: View) -> None:
+    def write(view: View, reads: list[int]) -> int:
         nonlocal number
         number += 1
         if view.elements:
             part(view)[...] = number
+        h.made[number] = reads
+        return number
 
     for view in loads:
-        write(view)
+        write(view, [])
     for step in steps:
         for a in step.actions:
             if isinstance(a, Recv):
-                write(a.view)
+                write(a.view, [])
         for a in step.actions:
             if isinstance(a, Send):
-                read(step.name, a.view)
+                h.sent[a.key] = read(step, a.view)[0]
             elif isinstance(a, Kernel):
                 if a.output.elements:
-                    read(program.ops[a.op].kind, *a.inputs)
-                    write(a.output)
+                    names = program.ops[a.op].inputs
+                    write(a.output, read(step, *_used(program, a), operands=names))
             elif isinstance(a, Copy):
-                read(step.name, a.source)
-                write(a.destination)
+                write(a.destination, read(step, a.source))
             elif isinstance(a, Combine):
-                read(step.name, a.source, a.destination)
-                write(a.destination)
+                write(a.destination, read(step, a.source, a.destination))
             else:
-                write(a.view)
-    read("output", *results)
+                h.got[write(a.view, [])] = a.key
+    h.kept = read(None, *results)
+    return h
+
+
+def cancelling(program: Program) -> set[str]:
+    """Ops, and their tensors, that take a maximum: in these models a softmax subtracts it from
+    all its terms, so that any finite value in its place gives the same result."""
+    found = set()
+    for op in program.ops.values():
+        if any(o.kind == "reduce" and o.attr("fn") == "max" for o in (op, *op.body)):
+            found |= {op.name, op.output}
     return found
+
+
+def _used(program: Program, kernel: Kernel) -> list[View]:
+    """The operands that a kernel's result depends on: a lane that keeps none of the new tokens
+    appends nothing."""
+    op = program.ops[kernel.op]
+    if op.kind == "append" and len(kernel.inputs) == 2:
+        tokens = kernel.ranges[-1][op.attr("axis")]
+        if not any(t >= op.attr("past", 0) for t in tokens):
+            return [kernel.inputs[0]]
+    return list(kernel.inputs)
+
+
+def needed(found: dict[Coord, History]) -> tuple[set[tuple[Coord, int]], set[Key]]:
+    """The reads (core, number) and the messages that the outputs depend on."""
+    reads: set[tuple[Coord, int]] = set()
+    messages: set[Key] = set()
+    senders = {key: core for core, h in found.items() for key in h.sent}
+    todo = [(core, r) for core, h in found.items() for r in h.kept]
+    while todo:
+        core, r = todo.pop()
+        if (core, r) in reads:
+            continue
+        reads.add((core, r))
+        h = found[core]
+        for write in h.reads[r].origins:
+            todo += [(core, before) for before in h.made.get(write, ())]
+            if write in h.got:
+                key = h.got[write]
+                messages.add(key)
+                todo.append((senders[key], found[senders[key]].sent[key]))
+    return reads, messages
 
 
 def _held(
@@ -264,7 +343,9 @@ class Anatomy:
     views_of: Callable[[Step], Iterator[View]] = views_of
     layers_of: Callable[[Program], int] = layers_of
     apart: Callable[[Program], Program] = apart
-    provenance: Callable[[Program], dict[Coord, Reads]] = provenance
+    histories: Callable[[Program], dict[Coord, History]] = histories
+    needed: Callable[..., tuple[set[tuple[Coord, int]], set[Key]]] = needed
+    cancelling: Callable[[Program], set[str]] = cancelling
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshc.emit.body import Emission, carried_buffer, emit_segment
+from meshc.emit.body import Emission, carried_buffer, declare_caches, emit_segment
 from meshc.ir.chip import ChipSpec
 from meshc.ir.graph import Graph
 from meshc.ir.placement import Placement
@@ -42,6 +42,7 @@ def emit(
     max_context: tokens that caches are reserved for.
     """
     e = Emission(graph, full, plan, chip.noc.multicast, max_context)
+    declare_caches(e)
     for segment in graph.segments:
         emit_segment(e, segment)
     e.keep_outputs()

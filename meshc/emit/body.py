@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from meshc.ir.graph import CachePair, Graph, Op, Segment
+from meshc.ir.graph import Graph, Op, Segment
 from meshc.ir.layout import Layout
 from meshc.ir.plan import OpPlan, Plan
 from meshc.ir.program import (
@@ -107,6 +107,26 @@ class Emission:
                 self.hold(self.homes[tensor])
 
 
+def cache_buffer(present: str) -> str:
+    """Name of the buffer that a cache's past and present share."""
+    return f"kv {present}"
+
+
+def declare_caches(e: Emission) -> None:
+    """Declare the caches' buffers, in the layouts of the ops that make the presents."""
+    pairs = {p.present: p for p in e.graph.caches}
+    for segment, op in e.graph.ops():
+        pair = pairs.get(op.output)
+        if pair is None:
+            continue
+        layout = e.plan.ops[op.name].output
+        name = e.declare(
+            cache_buffer(op.output), op.output, "kv", layout, segment.name, growing=pair.axis
+        )
+        if pair.past is not None:
+            e.homes[pair.past] = name
+
+
 def emit_segment(e: Emission, segment: Segment) -> None:
     """Emit the body of a segment."""
     e.bodies[segment.name] = []
@@ -148,10 +168,7 @@ def _last_until_end(e: Emission, segment: Segment, begin: int) -> None:
 def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
     plan = e.plan.ops[op.name]
     pair = next((p for p in e.graph.caches if p.present == op.output), None)
-    if pair is not None:
-        out = _declare_cache(e, segment, op, pair, plan)
-    else:
-        out = _output_buffer(e, segment, op, plan)
+    out = cache_buffer(op.output) if pair is not None else _output_buffer(e, segment, op, plan)
     inputs, layouts = [], []
     for slot, (name, wanted) in enumerate(zip(op.inputs, plan.inputs, strict=True)):
         if pair is not None and slot == 0 and name == pair.past:
@@ -161,7 +178,11 @@ def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
             inputs.append(_operand(e, segment, op, name, wanted))
             layouts.append(wanted)
     e.put(segment, Compute(op.name, op.name, tuple(inputs), out, tuple(layouts)))
-    e.ops[op.name] = bind_attributes(op, [e.graph.tensors[n].shape for n in op.inputs])
+    bound = bind_attributes(op, [e.graph.tensors[n].shape for n in op.inputs])
+    planned = next((o.attr("shapes") for _, o in e.full.ops() if o.name == op.name), None)
+    if planned != op.attr("shapes"):
+        bound = replace(bound, attrs=tuple(sorted((*bound.attrs, ("planned", planned)))))
+    e.ops[op.name] = bound
     e.homes[op.output] = out
     _join(e, segment, op, plan, out)
     if pair is None and _wanted_of_every_layer(e, segment, op.output):
@@ -192,16 +213,6 @@ def bind_attributes(op: Op, shapes: list[tuple[int, ...]]) -> Op:
     elif op.kind == "append" and len(shapes) == 2:
         extra = (("past", shapes[0][op.attr("axis")]),)
     return replace(op, attrs=tuple(sorted((*op.attrs, *extra)))) if extra else op
-
-
-def _declare_cache(e: Emission, segment: Segment, op: Op, pair: CachePair, plan: OpPlan) -> str:
-    """The cache's buffer, which the past and the present share."""
-    name = e.declare(
-        f"kv {op.output}", op.output, "kv", plan.output, segment.name, growing=pair.axis
-    )
-    if pair.past is not None:
-        e.homes[pair.past] = name
-    return name
 
 
 def _output_buffer(e: Emission, segment: Segment, op: Op, plan: OpPlan) -> str:

@@ -1,6 +1,8 @@
 """fused: several primitives that one kernel runs, element after element.
 
 Attribute `shapes` has (tensor, shape, dtype) of every tensor inside the op, its operands included.
+What runs along what cannot be told from sizes of one: a step's op also has attribute `planned`, the
+`shapes` of the graph that it was planned for.
 The iteration space is the union of the inner ones: where an inner tensor passes from one
 primitive to the next, the dimensions that both run along it are one.
 """
@@ -82,11 +84,11 @@ def inside(op: Op) -> Inside:
     """The iteration space of a fused op and how each inner tensor lies in it."""
     from meshc.ops.registry import record
 
-    shapes = {n: tuple(s) for n, s, _ in op.attr("shapes")}
+    planned = {n: tuple(s) for n, s, _ in op.attr("planned") or op.attr("shapes")}
     dtypes = {n: d for n, _, d in op.attr("shapes")}
 
     def tensor(name: str) -> Tensor:
-        return Tensor(name, "ACTIVATION", shapes[name], dtypes[name], (name,))
+        return Tensor(name, "ACTIVATION", planned[name], dtypes[name], (name,))
 
     spaces = [
         record(o.kind).space(o, [tensor(i) for i in o.inputs], tensor(o.output)) for o in op.body
@@ -138,6 +140,7 @@ def inside(op: Op) -> Inside:
 
     uses_of = {name: resolved(*found[0]) for name, found in seen.items()}
     space = Space(dims, tuple(uses_of[n] for n in op.inputs), uses_of[op.output])
+    shapes = {n: tuple(s) for n, s, _ in op.attr("shapes")}
     return Inside(space, uses_of, shapes, dtypes)
 
 

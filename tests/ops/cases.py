@@ -12,7 +12,8 @@ from math import prod
 
 import numpy as np
 
-from meshc.ir.dtypes import NUMPY
+from meshc.ir.dtypes import NAMES, NUMPY
+from meshc.ir.graph import Op
 
 from .lanes import Case, make_op
 
@@ -332,6 +333,119 @@ def append_first(rng: np.random.Generator, tokens: int) -> Case:
     return Case(make_op("append", 1, axis=2), (x,), x, (NONE, frozenset({2})))
 
 
+def _fused(
+    operands: dict[str, np.ndarray],
+    body: tuple[tuple[str, tuple[str, ...], str, tuple[int, ...], dict[str, object]], ...],
+    expected: np.ndarray,
+    *growing: frozenset[int],
+) -> Case:
+    """A fused op; body: kind, inputs, output, shape, attributes of each primitive."""
+    names = {name: f"in{i}" for i, name in enumerate(operands)} | {body[-1][2]: "out"}
+    inner = tuple(
+        Op(f"inner {out}", kind, tuple(names.get(n, n) for n in inputs), names.get(out, out),
+           tuple(sorted(attrs.items())))
+        for kind, inputs, out, _, attrs in body
+    )  # fmt: skip
+    shapes = [(names[n], a.shape, NAMES[a.dtype]) for n, a in operands.items()]
+    shapes += [(names.get(out, out), shape, "fp32") for _, _, out, shape, _ in body]
+    inputs = tuple(names[n] for n in operands)
+    op = Op("op", "fused", inputs, "out", (("shapes", tuple(shapes)),), (), inner)
+    return Case(op, tuple(operands.values()), expected, growing, 1e-6)
+
+
+def fused_heads(rng: np.random.Generator, tokens: int) -> Case:
+    """Hidden size cut to heads and turned, in front of a product with cached keys."""
+    new, heads, width = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    x = whole(rng, (1, new, heads * width))
+    k = whole(rng, (1, heads, tokens, width))
+    q = x.reshape(1, new, heads, width).transpose(0, 2, 1, 3)
+    body = (
+        ("reshape", ("x",), "cut", (1, new, heads, width), {}),
+        ("transpose", ("cut",), "q", q.shape, {"perm": (0, 2, 1, 3)}),
+        ("matmul", ("q", "k"), "s", (1, heads, new, tokens), {"transpose_b": True}),
+    )
+    expected = q @ np.swapaxes(k, -1, -2)
+    return _fused({"x": x, "k": k}, body, expected, NONE, frozenset({2}), frozenset({3}))
+
+
+def fused_groups(rng: np.random.Generator, tokens: int) -> Case:
+    """Cached values, each head repeated for its queries, summed over tokens."""
+    heads, group, new, width = 2, int(rng.integers(1, 4)), int(rng.integers(1, 3)), 3
+    p, v = whole(rng, (1, heads * group, new, tokens)), whole(rng, (1, heads, tokens, width))
+    body = (
+        ("reshape", ("v",), "one", (1, heads, 1, tokens, width), {}),
+        ("expand", ("one",), "many", (1, heads, group, tokens, width), {}),
+        ("reshape", ("many",), "all", (1, heads * group, tokens, width), {}),
+        ("matmul", ("p", "all"), "y", (1, heads * group, new, width), {}),
+    )
+    expected = p @ np.repeat(v, group, 1)
+    return _fused({"p": p, "v": v}, body, expected, frozenset({3}), frozenset({2}), NONE)
+
+
+def fused_written_through(rng: np.random.Generator, tokens: int) -> Case:
+    """A product whose result is cut and turned as it is written; K leaves partial sums."""
+    new, heads, width, depth = (int(n) for n in rng.integers(1, 5, 4))
+    a, b = whole(rng, (1, new, depth)), whole(rng, (depth, heads * width))
+    body = (
+        ("matmul", ("a", "b"), "c", (1, new, heads * width), {}),
+        ("reshape", ("c",), "cut", (1, new, heads, width), {}),
+        ("transpose", ("cut",), "y", (1, heads, new, width), {"perm": (0, 2, 1, 3)}),
+    )
+    expected = (a @ b).reshape(1, new, heads, width).transpose(0, 2, 1, 3)
+    return _fused({"a": a, "b": b}, body, np.ascontiguousarray(expected))
+
+
+def fused_statistics(rng: np.random.Generator, tokens: int) -> Case:
+    """Elementwise ops in front of a reduction over cached tokens."""
+    heads, new = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    fn = str(rng.choice(["sum", "max", "mean"]))
+    x, m = whole(rng, (1, heads, new, tokens)), whole(rng, (1, 1, new, 1))
+    reduced = {"sum": np.sum, "max": np.max, "mean": np.mean}[fn]
+    steps = (("sub", (("in", 0), ("in", 1)), "fp32"), ("abs", (("step", 0),), "fp32"))
+    body = (
+        ("map", ("x", "m"), "d", x.shape, {"steps": steps}),
+        ("reduce", ("d",), "y", (1, heads, new, 1), {"fn": fn, "axes": (3,), "keepdims": True}),
+    )
+    if tokens == 0:
+        x = whole(rng, (1, heads, new, 1))
+        body = tuple((*b[:3], x.shape if b[2] == "d" else b[3], b[4]) for b in body)  # type: ignore[assignment]
+    expected = np.asarray(reduced(np.abs(x - m), axis=3, keepdims=True), np.float32)
+    return _fused({"x": x, "m": m}, body, expected, frozenset({3}), NONE, NONE)
+
+
+def fused_rotary(rng: np.random.Generator, tokens: int) -> Case:
+    """Halves exchanged and joined again: the last axis must stay whole."""
+    new, heads, half = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    x = whole(rng, (1, heads, new, 2 * half))
+    c, s = whole(rng, (1, 1, new, 2 * half)), whole(rng, (1, 1, new, 2 * half))
+    part, neg = (1, heads, new, half), (("neg", (("in", 0),), "fp32"),)
+    turn = (
+        ("mul", (("in", 0), ("in", 1)), "fp32"),
+        ("mul", (("in", 2), ("in", 3)), "fp32"),
+        ("add", (("step", 0), ("step", 1)), "fp32"),
+    )
+    body = (
+        ("slice", ("x",), "low", part, {"axis": 3, "start": 0, "step": 1}),
+        ("slice", ("x",), "high", part, {"axis": 3, "start": half, "step": 1}),
+        ("map", ("high",), "less", part, {"steps": neg}),
+        ("concat", ("less", "low"), "r", x.shape, {"axis": 3}),
+        ("map", ("x", "c", "r", "s"), "y", x.shape, {"steps": turn}),
+    )
+    rotated = np.concatenate([-x[..., half:], x[..., :half]], 3)
+    return _fused({"x": x, "c": c, "s": s}, body, x * c + rotated * s)
+
+
+def fused_gather(rng: np.random.Generator, tokens: int) -> Case:
+    """Rows picked from a turned table."""
+    rows, width, count = int(rng.integers(1, 6)), int(rng.integers(1, 6)), int(rng.integers(1, 5))
+    table, index = whole(rng, (width, rows)), rng.integers(-rows, rows, (2, count))
+    body = (
+        ("transpose", ("t",), "rows", (rows, width), {"perm": (1, 0)}),
+        ("gather", ("rows", "i"), "y", (2, count, width), {"axis": 0}),
+    )
+    return _fused({"t": table, "i": index}, body, table.T[index])
+
+
 CASES: dict[str, tuple[Generator, ...]] = {
     "map": (map_affine, map_masked, map_integers),
     "matmul": (matmul_random, matmul_scores, matmul_values),
@@ -343,4 +457,12 @@ CASES: dict[str, tuple[Generator, ...]] = {
     "concat": (concat_random, concat_beside_tokens),
     "gather": (gather_random, gather_beside_tokens),
     "append": (append_growing, append_blocked, append_first),
+    "fused": (
+        fused_heads,
+        fused_groups,
+        fused_written_through,
+        fused_statistics,
+        fused_rotary,
+        fused_gather,
+    ),
 }

@@ -95,12 +95,13 @@ class Draft:
 
 
 def layers(repeat: int, width: int = 8, new: int = 2, tokens: int = 5) -> Graph:
-    """A miniature decoder: embedding, `repeat` layers with a cache and a residual, a head.
+    """A miniature decoder: embedding, `repeat` layers with grouped queries, a cache and a
+    residual, a head.
 
     tokens: cached in the end, `new` of them by this step.
     """
     d = Draft()
-    heads, size = 2, width // 2
+    heads, size = 2, width // 4
     d.begin()
     ids, table = d.input("ids", 1, new, dtype="int64"), d.weight("table", 11, width)
     d.op("gather", (table, ids), "h", 1, new, width, axis=0)
@@ -108,19 +109,24 @@ def layers(repeat: int, width: int = 8, new: int = 2, tokens: int = 5) -> Graph:
     d.begin(repeat)
     d.op("reduce", ("h",), "mean", 1, new, 1, fn="mean", axes=(2,), keepdims=True)
     d.map("sub", ("h", "mean"), "low", 1, new, width)
-    for name in ("q", "k"):
-        d.weight(f"w{name}", width, width)
-        d.op("matmul", ("low", f"w{name}"), f"{name}.flat", 1, new, width)
-        d.op("reshape", (f"{name}.flat",), f"{name}.cut", 1, new, heads, size)
-        d.op("transpose", (f"{name}.cut",), name, 1, heads, new, size, perm=(0, 2, 1, 3))
+    for name, n in (("q", 2 * heads), ("k", heads)):
+        d.weight(f"w{name}", width, n * size)
+        d.op("matmul", ("low", f"w{name}"), f"{name}.flat", 1, new, n * size)
+        d.op("reshape", (f"{name}.flat",), f"{name}.cut", 1, new, n, size)
+        d.op("transpose", (f"{name}.cut",), name, 1, n, new, size, perm=(0, 2, 1, 3))
     past = d.given("past", "CACHE", (1, heads, tokens - new, size), several=True)
     d.op("append", (past, "k"), "keys", 1, heads, tokens, size, axis=2)
     d.caches.append(CachePair(past, "keys", 2))
-    d.op("matmul", ("q", "keys"), "scores", 1, heads, new, tokens, transpose_b=True)
+    for name in ("k", "v"):  # each kept head serves two of the queries'
+        d.op("reshape", ("keys",), f"{name}.one", 1, heads, 1, tokens, size)
+        d.op("expand", (f"{name}.one",), f"{name}.two", 1, heads, 2, tokens, size)
+        d.op("reshape", (f"{name}.two",), f"{name}.all", 1, 2 * heads, tokens, size)
+    heads *= 2
+    d.op("matmul", ("q", "k.all"), "scores", 1, heads, new, tokens, transpose_b=True)
     d.op("reduce", ("scores",), "top", 1, heads, new, 1, fn="max", axes=(3,), keepdims=True)
     d.map("sub", ("scores", "top"), "shift", 1, heads, new, tokens)
     d.map("exp", ("shift",), "soft", 1, heads, new, tokens)
-    d.op("matmul", ("soft", "keys"), "mix", 1, heads, new, size)
+    d.op("matmul", ("soft", "v.all"), "mix", 1, heads, new, size)
     d.op("transpose", ("mix",), "turn", 1, new, heads, size, perm=(0, 2, 1, 3))
     d.op("reshape", ("turn",), "flat", 1, new, width)
     d.map("tanh", ("flat",), "act", 1, new, width)
@@ -181,10 +187,6 @@ def interpret(graph: Graph, data: Mapping[str, np.ndarray]) -> Data:
                 values[read] = values[made]
         for _, made in segment.carried:
             values[renamed[made]] = values[made]
-    # Outputs of a repeated segment without a turn of their own are those of the last.
-    for name, tensor, _ in graph.outputs:
-        if tensor in renamed:
-            outputs[name] = values[tensor]
     return outputs
 
 

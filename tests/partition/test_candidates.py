@@ -192,13 +192,8 @@ def test_a_decoder_resized(fused: bool) -> None:
                 plan = resize(graph, own, candidate.plan, rows, cols)
                 tensors = [graph.tensors[n] for n in (*own.inputs, own.output)]
                 check_plan(own, tensors, plan, rows, cols)
-                for before, after in zip(
-                    (*candidate.plan.inputs, candidate.plan.output),
-                    (*plan.inputs, plan.output),
-                    strict=True,
-                ):
-                    for old, new in zip(before.splits, after.splits, strict=True):
-                        assert new == old or not old.cyclic, "a cache must not move"
+                if op.kind == "append":
+                    assert plan.output == candidate.plan.output, "a cache must not move"
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["primitive", "fused"])
