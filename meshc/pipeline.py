@@ -90,8 +90,8 @@ def compile(
     chip = load_chip(options.chip, _overrides(options.overrides))
     if options.grid and (options.grid[0] > chip.rows or options.grid[1] > chip.cols):
         raise InputError(
-            f"--grid {options.grid[0]}x{options.grid[1]} is larger than the {chip.rows}x{chip.cols} "
-            f"mesh of {chip.name}; give a rectangle that lies within it."
+            f"--grid {options.grid[0]}x{options.grid[1]} is larger than the "
+            f"{chip.rows}x{chip.cols} mesh of {chip.name}; give a rectangle that lies within it."
         )
     say("import")
     model = frontend.load_model(model_path)

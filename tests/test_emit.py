@@ -5,10 +5,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from partition.replay import Streams, check_memory, check_messages, check_order, expand_all
+from partition.small import (
+    Data,
+    Draft,
+    interpret,
+    layers,
+    program_of,
+    random_data,
+    random_plan,
+    small_chip,
+)
 
 from meshc import frontend
 from meshc.chips import load_chip
@@ -29,17 +41,6 @@ from meshc.partition.select import build, choose
 from meshc.pipeline import compile as compile_model
 from meshc.pipeline import longest, step_program
 from meshc.run import Tensors, random_inputs, verify_outputs, verify_phase
-from partition.replay import Streams, check_memory, check_messages, check_order, expand_all
-from partition.small import (
-    Data,
-    Draft,
-    interpret,
-    layers,
-    program_of,
-    random_data,
-    random_plan,
-    small_chip,
-)
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama-optimum-with_past.onnx"
 ROOM = 1 << 20
@@ -101,17 +102,13 @@ STEPS = [
 def program(step: Step) -> tuple[Program, Streams]:
     _, graph, full = bound(step.phase, step.batch, step.prompt, step.context, step.room, step.fused)
     chip = small_chip(8, 8, multicast=step.multicast)
-    space = build(
-        graph, full, CostModel(chip), step.rows, step.cols, step.stages, step.room, ROOM
-    )
+    space = build(graph, full, CostModel(chip), step.rows, step.cols, step.stages, step.room, ROOM)
     assert space is not None
     if step.seed is None:
         found = choose(space, solver="greedy", gap=1, time_limit=5, seed=0)[0]
         assert found is not None
         stages = stages_of(graph, step.stages)
-        plan = Plan(
-            step.phase, "auto", step.rows, step.cols, stages, found.ops, found.carried
-        )
+        plan = Plan(step.phase, "auto", step.rows, step.cols, stages, found.ops, found.carried)
     else:
         plan = random_plan(np.random.default_rng(step.seed), space, graph, step.stages)
     done, memory = program_of(graph, full, plan, chip, step.room)
@@ -138,9 +135,7 @@ def test_no_byte_has_two_owners(step: Step) -> None:
 @pytest.mark.parametrize("step", STEPS, ids=str)
 def test_emulated_tensors_are_those_of_onnx_runtime(step: Step) -> None:
     done, _ = program(step)
-    data, graph, _ = bound(
-        step.phase, step.batch, step.prompt, step.context, step.room, step.fused
-    )
+    data, graph, _ = bound(step.phase, step.batch, step.prompt, step.context, step.room, step.fused)
     feeds = random_inputs(data, 3)
     trace = emulate(done, small_chip(8, 8, multicast=step.multicast),
                     tensors=Tensors(feeds, data.data))  # fmt: skip
@@ -225,9 +220,7 @@ def hidden_states(repeat: int, wanted: tuple[int, ...], inner: bool = False) -> 
 @pytest.mark.parametrize("inner", [False, True])
 @pytest.mark.parametrize("wanted", [(0, 1, 2, 3), (1,), (0, 3), (3,)])
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_outputs_of_every_layer_are_kept(
-    wanted: tuple[int, ...], stages: int, inner: bool
-) -> None:
+def test_outputs_of_every_layer_are_kept(wanted: tuple[int, ...], stages: int, inner: bool) -> None:
     """What a later layer makes must not take the place of an earlier one's output."""
     graph = hidden_states(4, wanted, inner)
     chip = small_chip(8, 8)
@@ -374,7 +367,7 @@ def test_operands_are_read_in_place_where_a_lane_has_them() -> None:
 def test_a_reduction_is_followed_by_its_broadcast() -> None:
     for step in STEPS:
         for body in program(step)[0].bodies.values():
-            for i, after in zip(body, body[1:], strict=False):
+            for i, after in pairwise(body):
                 if isinstance(i, Reduce):
                     assert isinstance(after, Broadcast)
                     assert (after.buffer, after.axis, after.groups) == (i.buffer, i.axis, i.groups)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from partition.small import layers, side_by_side, small_chip
 
 from meshc.emit import emit
 from meshc.errors import InvariantError
@@ -29,7 +30,6 @@ from meshc.memory import (
 )
 from meshc.partition import Options, PhaseGraphs
 from meshc.partition.auto import plan_auto
-from partition.small import layers, side_by_side, small_chip
 
 CHIP = small_chip(4, 8)
 
@@ -57,10 +57,7 @@ def rounded(size: int) -> int:
 def most_alive(found: list[Buffer]) -> int:
     """Bytes of the fullest moment: no layout is lower."""
     return max(
-        (
-            sum(rounded(b.bytes) for b in found if b.live[0] <= t <= b.live[1])
-            for t in range(20)
-        ),
+        (sum(rounded(b.bytes) for b in found if b.live[0] <= t <= b.live[1]) for t in range(20)),
         default=0,
     )
 
@@ -114,7 +111,9 @@ def two_phases(
     }
     digests = {n: n for g, _ in graphs.values() for t in g.tensors.values() for n in t.instances}
     phases = [PhaseGraphs(p, g, full, room, 1.0, digests) for p, (g, full) in graphs.items()]
-    (plans, *_), _ = plan_auto(phases, CHIP, Options(grid=grid, least_stages=stages, solver="greedy"))
+    (plans, *_), _ = plan_auto(
+        phases, CHIP, Options(grid=grid, least_stages=stages, solver="greedy")
+    )
     drafts = [
         emit(p.graph, p.full, plans[p.phase], side_by_side(plans[p.phase], CHIP), CHIP, room)
         for p in phases
@@ -153,7 +152,7 @@ def check_no_overlap(p: Program) -> None:
 @pytest.mark.parametrize("repeat,stages", [(1, 1), (3, 1), (4, 2), (3, 3)])
 def test_assign_shares_what_the_phases_share(repeat: int, stages: int) -> None:
     drafts, keys, _ = two_phases(repeat, stages)
-    programs, memory = assign(drafts, keys)
+    programs, _ = assign(drafts, keys)
     placed: dict[object, tuple[int, int]] = {}
     for p, key in zip(programs, keys, strict=True):
         check_no_overlap(p)

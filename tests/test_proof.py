@@ -90,9 +90,9 @@ def suspects(build: Callable[..., Compiled]) -> Callable[[str], Suspect]:
     return suspect
 
 
-def some(sites: list[Any], every: bool, seed: int = 0) -> list[Any]:
+def some(sites: list[Any], every: bool, seed: int = 0, count: int = MANY) -> list[Any]:
     """All sites, or a fixed sample of them."""
-    return sites if every else random.Random(seed).sample(sites, min(MANY, len(sites)))
+    return sites if every else random.Random(seed).sample(sites, min(count, len(sites)))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -165,7 +165,7 @@ def test_a_buffer_on_live_bytes_is_seen(
     assert {"weight", "kv", "input", "constant", "activation", "scratch"} >= set(kinds)
     for kind in kinds:
         sites = [m for m in moves(suspect.program) if suspect.program.buffers[m[0]].kind == kind]
-        for buffer, address in some(sites, every, 1):
+        for buffer, address in some(sites, every, 1, MANY // 4):
             program = suspect.moved(buffer, address)
             after = anatomy.histories(program)
             changed = {
@@ -181,7 +181,7 @@ def test_a_buffer_on_live_bytes_is_seen(
                 # Only what the emulator refuses: two messages awaited in the same bytes.
                 with pytest.raises(MeshcError, match="to the same bytes of its SRAM"):
                     emulate(program, suspect.compiled.chip, tensors=suspect.tensors)
-    assert seen >= 5 * len(kinds)
+    assert seen >= 2 * len(kinds)
 
 
 # -- shards ------------------------------------------------------------------------------------
@@ -338,8 +338,8 @@ def test_verify_phase_reports_the_failure(build: Callable[..., Compiled]) -> Non
 
 FAILURE = re.compile(
     r"Verification failed: \d of 5 outputs disagree with onnxruntime, first '[\w.]+' of the "
-    r"decode: (it is off by [\d.e+-]+ of the largest magnitude|\d+ elements are not finite numbers where "
-    r"they should be) where 0\.0001 is allowed\."
+    r"decode: (it is off by [\d.e+-]+ of the largest magnitude|\d+ elements are not finite "
+    r"numbers where they should be) where 0\.0001 is allowed\."
 )
 
 

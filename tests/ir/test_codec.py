@@ -24,7 +24,8 @@ FAST = settings(
 
 @pytest.fixture(autouse=True, scope="module")
 def strategies() -> Iterator[None]:
-    """Values of the nouns' field types: no NaN (it equals nothing), small bodies, plain attributes."""
+    """Values of the nouns' field types: no NaN (it equals nothing), small bodies, plain
+    attributes."""
     scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=4)
     tuples = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple))
     st.register_type_strategy(float, st.floats(allow_nan=False))
@@ -78,7 +79,21 @@ def test_the_nouns_are_known() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [math.inf, -math.inf, 0.0, -0.0, 1e-300, 2**70, True, None, "", "ü\n\"", (), ((),), range(0, 9, 2)],
+    [
+        math.inf,
+        -math.inf,
+        0.0,
+        -0.0,
+        1e-300,
+        2**70,
+        True,
+        None,
+        "",
+        'ü\n"',
+        (),
+        ((),),
+        range(0, 9, 2),
+    ],
     ids=repr,
 )
 def test_plain_values(value: Any) -> None:

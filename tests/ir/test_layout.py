@@ -99,9 +99,7 @@ def test_shards_cover_every_element_once_per_replica(
 def test_largest_is_the_fullest_lane(case: tuple[Layout, tuple[int, ...], int, int]) -> None:
     layout, shape, rows, cols = case
     largest = layout.largest(shape, rows, cols)
-    held = [
-        tuple(map(len, layout.shard(shape, r, c, rows, cols))) for r, c in lanes(rows, cols)
-    ]
+    held = [tuple(map(len, layout.shard(shape, r, c, rows, cols))) for r, c in lanes(rows, cols)]
     assert largest == tuple(max(h[d] for h in held) for d in range(len(shape)))
     assert held[0] == largest
 

@@ -28,8 +28,8 @@ TYPES = {
 }
 TYPES["fp64"] = TensorProto.DOUBLE
 REAL = np.array(
-    [-np.inf, -300, -88.5, -7.25, -2.5, -1.5, -1, -0.5, -1e-4, -0.0, 0.0]
-    + [1e-4, 0.5, 1, 1.5, 2.5, 3, 7.25, 88.5, 300, np.inf, np.nan],
+    "-inf -300 -88.5 -7.25 -2.5 -1.5 -1 -0.5 -1e-4 -0.0 0.0 "
+    "1e-4 0.5 1 1.5 2.5 3 7.25 88.5 300 inf nan".split(),
     np.float32,
 )
 FINITE = REAL[np.isfinite(REAL)]

@@ -110,7 +110,7 @@ class _Bytes:
     def at(self, view: View) -> np.ndarray:
         item = size_bytes(view.dtype)
         end = view.address + prod(view.extent) * item
-        assert 0 <= view.address and end <= len(self.owner), f"{view} leaves the SRAM"
+        assert view.address >= 0 and end <= len(self.owner), f"{view} leaves the SRAM"
         array = self.owner[view.address : end].reshape(*view.extent, item)
         return array[tuple(slice(r.start, r.stop, r.step) for r in view.ranges)]
 
@@ -220,9 +220,7 @@ def _kept(program: Program, core: Coord) -> Iterator[tuple[Buffer, View]]:
             yield program.buffers[name], view
 
 
-def _shard(
-    program: Program, name: str, region_name: str, layer: int, core: Coord
-) -> View | None:
+def _shard(program: Program, name: str, region_name: str, layer: int, core: Coord) -> View | None:
     """The core's whole shard of a buffer, if it belongs to the region."""
     b, region = program.buffers[name], program.regions[region_name]
     if not region.contains(core):

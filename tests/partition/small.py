@@ -46,7 +46,12 @@ class Draft:
     _repeat: int = 1
 
     def given(
-        self, name: str, kind: str, shape: tuple[int, ...], dtype: str = "fp32", several: bool = False
+        self,
+        name: str,
+        kind: str,
+        shape: tuple[int, ...],
+        dtype: str = "fp32",
+        several: bool = False,
     ) -> str:
         """A tensor that no op makes."""
         count = self._repeat if several else 1
@@ -65,7 +70,13 @@ class Draft:
         self._ops, self._repeat = [], repeat
 
     def op(
-        self, kind: str, inputs: tuple[str, ...], out: str, *shape: int, dtype: str = "fp32", **attrs: Any
+        self,
+        kind: str,
+        inputs: tuple[str, ...],
+        out: str,
+        *shape: int,
+        dtype: str = "fp32",
+        **attrs: Any,
     ) -> str:
         self.tensors[out] = Tensor(out, "ACTIVATION", shape, dtype, (out,))
         self._ops.append(Op(f"make {out}", kind, inputs, out, tuple(sorted(attrs.items()))))

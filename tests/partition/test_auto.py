@@ -23,9 +23,7 @@ from .small import layers, side_by_side, small_chip
 RETRIES = 4  # as the pipeline plans again when the memory layout is fuller than planned
 
 
-def phase(
-    name: str, repeat: int, new: int, tokens: int, room: int, **sizes: int
-) -> PhaseGraphs:
+def phase(name: str, repeat: int, new: int, tokens: int, room: int, **sizes: int) -> PhaseGraphs:
     graph = layers(repeat, new=new, tokens=tokens, **sizes)
     full = graph if name == "prefill" else layers(repeat, new=new, tokens=room, **sizes)
     digests = {n: n for t in graph.tensors.values() for n in t.instances}

@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from ops.lanes import Case, axes_by_dim, check, make_op
 
 from meshc import ops
 from meshc.fusion import fuse
@@ -18,7 +19,6 @@ from meshc.partition.candidates import candidates, resize, resize_layout
 from meshc.partition.cost import CostModel
 from meshc.partition.growing import growing_dims
 from meshc.partition.select import layouts_for
-from ops.lanes import Case, axes_by_dim, check, make_op
 
 from .small import layers, small_chip
 
@@ -143,7 +143,8 @@ def test_resized_layouts_are_those_of_a_fresh_computation(name: str) -> None:
             graph = one_op(op, shapes(prompt))
             plan = resize(graph, op, candidate.plan, rows, cols)
             fresh = {
-                c.plan.assignment: c.plan for c in candidates(graph, graph, op, {}, rows, cols, MODEL)
+                c.plan.assignment: c.plan
+                for c in candidates(graph, graph, op, {}, rows, cols, MODEL)
             }
             same = fresh.get(candidate.plan.assignment)
             divided += any(candidate.plan.assignment[i] is not None for i in range(2))
@@ -177,6 +178,7 @@ def test_weights_stay_where_they_are(name: str) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["primitive", "fused"])
 def test_a_decoder_resized(fused: bool) -> None:
     """All ops of a layer, caches divided cyclically among them."""
+
     def make(prompt: int) -> Graph:
         g = layers(2, width=8, new=prompt, tokens=prompt)
         return fuse(g) if fused else g

@@ -276,4 +276,4 @@ def test_cache_bytes_grow_with_the_reserved_context() -> None:
     graph = layers(2, new=1, tokens=5)
     layout = Layout((WHOLE, WHOLE, split(5, ("row",), 4, 1, cyclic=True), WHOLE))
     sizes = [kv_bytes(graph, "keys", 2, layout, n, 4, 1) for n in (4, 5, 8, 9)]
-    assert sizes == [32 * n for n in (1, 2, 2, 3)]
+    assert sizes == [16 * n for n in (1, 2, 2, 3)]
