@@ -92,7 +92,11 @@ def print_compiled(compiled: Compiled | None, record: dict[str, Any]) -> None:
     solves = _table(
         "Solves", "stage", "scope", "status", "objective", "bound", "gap", "greedy", "s"
     )
-    for s in compiled.solves:
+    first = next(iter(compiled.phases.values())).plan
+    mine = f"region {first.rows}x{first.cols}"
+    plans = [s for s in compiled.solves if s.stage == "plan"]
+    shown = [s for s in compiled.solves if s.stage != "plan" or mine in s.scope.split(", ")]
+    for s in shown:
         solves.add_row(
             s.stage,
             s.scope,
@@ -104,6 +108,10 @@ def print_compiled(compiled: Compiled | None, record: dict[str, Any]) -> None:
             f"{s.seconds:.2f}",
         )
     console.print(solves)
+    console.print(
+        f"{len(plans)} plans over all region shapes took "
+        f"{sum(s.seconds for s in plans):.1f} s to solve."
+    )
     console.print(
         f"SRAM {compiled.memory.needed:,} of {compiled.chip.core.usable_bytes:,} bytes on the "
         f"fullest core; {record['total_seconds']:.1f} s. Next: meshc run {record['output']}"

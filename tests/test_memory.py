@@ -14,6 +14,7 @@ from partition.small import layers, side_by_side, small_chip
 
 from meshc.emit import emit
 from meshc.errors import InvariantError
+from meshc.fusion import fuse
 from meshc.ir.compiled import MemoryMap
 from meshc.ir.graph import Graph
 from meshc.ir.layout import replicated
@@ -106,8 +107,11 @@ def two_phases(
     """Drafts of a prefill and a decode of one model, and the identities of what they share."""
     room = 9
     graphs = {
-        "prefill": (layers(repeat, new=4, tokens=4), layers(repeat, new=4, tokens=4)),
-        "decode": (layers(repeat, new=1, tokens=6), layers(repeat, new=1, tokens=room)),
+        "prefill": (fuse(layers(repeat, new=4, tokens=4)), fuse(layers(repeat, new=4, tokens=4))),
+        "decode": (
+            fuse(layers(repeat, new=1, tokens=6)),
+            fuse(layers(repeat, new=1, tokens=room)),
+        ),
     }
     digests = {n: n for g, _ in graphs.values() for t in g.tensors.values() for n in t.instances}
     phases = [PhaseGraphs(p, g, full, room, 1.0, digests) for p, (g, full) in graphs.items()]
@@ -215,7 +219,7 @@ def decode_plan() -> Plan:
 
 def decode_draft(phase: PhaseGraphs, tokens: int) -> Program:
     """A draft of a decode step."""
-    graph = layers(3, new=1, tokens=tokens)
+    graph = fuse(layers(3, new=1, tokens=tokens))
     plan = decode_plan()
     return emit(graph, phase.full, plan, side_by_side(plan, CHIP), CHIP, 9)
 

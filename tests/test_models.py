@@ -158,7 +158,7 @@ def recorded(file: Path, case: int) -> tuple[dict[str, Any], dict[str, Any], Any
             start = f"case{case}/{side}/"
             sides.append({k.removeprefix(start): data[k] for k in data if k.startswith(start)})
         logits = f"case{case}/torch_logits"
-        return sides[0], sides[1], data[logits] if logits in data else None
+        return sides[0], sides[1], data.get(logits)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_recorded_case_from_the_command_line(
         assert off(got[n], array) <= limit, n
     if logits is not None:
         assert got["logits"].dtype.kind == "f", "outputs.npz must hold numbers"
-        assert off(got["logits"], logits) <= 3e-2 if name in HALF else 1e-3
+        assert off(got["logits"], logits) <= (3e-2 if name in HALF else 1e-3)
 
 
 def off(got: Any, expected: Any) -> float:

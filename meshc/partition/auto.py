@@ -1,9 +1,9 @@
 """Strategy `auto`: the region shapes and plans with the least predicted time.
 
-Shapes are tried from small to large. Every shape gets a heuristic plan; exploring stops when
-larger regions have become clearly slower (all-reduces grow with the region's sides, work shrinks
-with its area, so the time has one valley). The best few are solved as integer programs and handed
-on as finalists, of which the pipeline keeps the one that is fastest on the emulator.
+Shapes are tried from small to large, each with a solve of its own; exploring stops when larger
+regions gain nothing any more (all-reduces grow with the region's sides, work shrinks with its
+area, so the time has one valley). The best few are handed on as finalists, of which the pipeline
+keeps the one that is fastest on the emulator.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from meshc.partition.select import Fixed, Selection, Solver, Space, build, choos
 from meshc.partition.shapes import shapes
 
 FINALISTS = 3
+QUICK_SECONDS = 2.0  # for the solve of a shape that may not become a finalist
 PATIENCE = 5  # shapes in a row that gain too little before the search stops
 PAY = 0.08  # twice the cores must save at least 1 - 2 ** -PAY, 5.4 %, of the time
 GAIN = 0.99  # a larger shape must bring at least this factor to count as a gain
@@ -111,14 +112,20 @@ def plan_auto(
             break
         if options.progress:
             options.progress(f"region {trial.rows}x{trial.cols}")
-        solved = _solve(order, model, trial.rows, trial.cols, trial.stages, options, options.solver)
-        final.append(solved if solved is not None else trial)
+        if any(s.status == "time-limit" for s in trial.stats):
+            again = _solve(
+                order, model, trial.rows, trial.cols, trial.stages, options, options.solver
+            )
+            if again is not None and again.cycles < trial.cycles:
+                trial = again
+        final.append(trial)
     final.sort(key=lambda t: (_worth(t), t.rows))
     finalists = [
         {p.phase: _as_plan(p, s, t) for p, s in zip(order, t.selections, strict=True)}
         for t in final
     ]
-    return finalists, [s for t in final for s in t.stats]
+    others = tried[len(final) :]
+    return finalists, [s for t in (*final, *others) for s in t.stats]
 
 
 def _worth(t: _Trial) -> float:
@@ -138,9 +145,10 @@ def _first_fit(
     options: Options,
     shortage: list[tuple[float, int, int, int]],
 ) -> _Trial | None:
-    """A heuristic plan with the fewest stages that hold the model; on a given grid, with as many
-    as were asked for and have room."""
+    """A plan, solved within a short time limit, with the fewest stages that hold the model; on a
+    given grid, with as many as were asked for and have room."""
     chip = model.chip
+    quick = replace(options, time_limit=min(options.time_limit, QUICK_SECONDS))
     layers = _layers(order)
     most = min(layers, chip.cores // (rows * cols))
     stages = min(options.least_stages, layers)
@@ -150,10 +158,10 @@ def _first_fit(
     while stages <= most:
         per_stage = -(-layers // stages)
         if -(-layers // per_stage) == stages:
-            trial = _solve(order, model, rows, cols, stages, options, "greedy", shortage)
+            trial = _solve(order, model, rows, cols, stages, quick, options.solver, shortage)
             if trial is None and len(order) > 1 and shortage and shortage[-1][1:3] == (rows, cols):
                 # The other phase may leave room where this one's layouts do not.
-                trial = _solve(order[::-1], model, rows, cols, stages, options, "greedy")
+                trial = _solve(order[::-1], model, rows, cols, stages, quick, options.solver)
                 if trial is not None:
                     trial = replace(
                         trial, spaces=trial.spaces[::-1], selections=trial.selections[::-1]

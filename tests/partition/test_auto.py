@@ -10,6 +10,7 @@ import pytest
 
 from meshc.emit import emit
 from meshc.errors import DoesNotFitError
+from meshc.fusion import fuse
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.graph import Graph
 from meshc.ir.plan import Plan
@@ -24,8 +25,9 @@ RETRIES = 4  # as the pipeline plans again when the memory layout is fuller than
 
 
 def phase(name: str, repeat: int, new: int, tokens: int, room: int, **sizes: int) -> PhaseGraphs:
-    graph = layers(repeat, new=new, tokens=tokens, **sizes)
-    full = graph if name == "prefill" else layers(repeat, new=new, tokens=room, **sizes)
+    """The miniature decoder, fused, bound for a step and for the longest context."""
+    graph = fuse(layers(repeat, new=new, tokens=tokens, **sizes))
+    full = graph if name == "prefill" else fuse(layers(repeat, new=new, tokens=room, **sizes))
     digests = {n: n for t in graph.tensors.values() for n in t.instances}
     return PhaseGraphs(name, graph, full, room, 1.0, digests)
 
