@@ -30,7 +30,7 @@ from meshc.fusion import fuse
 from meshc.ir.codec import dumps, loads
 from meshc.ir.compiled import CompileOptions
 from meshc.ir.dtypes import NUMPY
-from meshc.ir.graph import Graph
+from meshc.ir.graph import CachePair, Graph
 from meshc.ir.layout import replicated
 from meshc.ir.plan import Plan
 from meshc.ir.program import Broadcast, Compute, Move, Program, Reduce, Run, Transfer
@@ -262,6 +262,50 @@ def test_two_carried_tensors_that_change_places() -> None:
             check_program(
                 program_of(graph, graph, plan, chip, 0)[0], chip, data, interpret(graph, data)
             )
+
+
+def static_cache(at: int, room: int = 6) -> Graph:
+    """A layer whose cache is a buffer of `room` tokens into which the step writes token `at`."""
+    d = Draft()
+    d.begin()
+    d.input("x", 1, 2, 1, 4)
+    d.map("tanh", ("x",), "h", 1, 2, 1, 4)
+    d.end("prologue")
+    d.begin(2)
+    d.given("past", "CACHE", (1, 2, room, 4), several=True)
+    d.op("slice", ("past",), "before", 1, 2, at, 4, axis=2, start=0, step=1)
+    d.op("slice", ("past",), "behind", 1, 2, room - at - 1, 4, axis=2, start=at + 1, step=1)
+    d.op("concat", ("before", "h", "behind"), "present", 1, 2, room, 4, axis=2)
+    d.caches.append(CachePair("past", "present", 2))
+    d.op("matmul", ("h", "present"), "s", 1, 2, 1, room, transpose_b=True)
+    d.op("matmul", ("s", "present"), "m", 1, 2, 1, 4)
+    d.map("tanh", ("m",), "n", 1, 2, 1, 4)
+    d.end("body", (("h", "n"),))
+    d.begin()
+    d.map("exp", ("n",), "y", 1, 2, 1, 4)
+    d.end("epilogue")
+    d.output("y")
+    names = ("present.0", "present.1")
+    d.tensors["present"] = replace(d.tensors["present"], kind="OUTPUT", instances=names)
+    d.outputs += [(name, "present", i) for i, name in enumerate(names)]
+    return d.graph()
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+@pytest.mark.parametrize("fused", [False, True])
+def test_static_caches_at_any_position(at: int, fused: bool) -> None:
+    """What lies behind the written token is longest where the cached tokens are fewest."""
+    graph, full = static_cache(at), static_cache(5)
+    data = random_data(graph, at)
+    expected = interpret(graph, data)
+    if fused:
+        graph, full = fuse(graph), fuse(full)
+    chip = small_chip(8, 8)
+    space = build(graph, full, CostModel(chip), 2, 2, 1, 6, ROOM)
+    assert space is not None
+    for seed in range(3):
+        plan = random_plan(np.random.default_rng(seed), space, graph)
+        check_program(program_of(graph, full, plan, chip, 6)[0], chip, data, expected)
 
 
 # --- sizes ---

@@ -81,9 +81,12 @@ class Emission:
         if name in self.buffers:
             return name
         t = self.graph.tensors[tensor]
+        # What lies behind the new tokens in a static cache is shorter at the longest context.
         capacity = tuple(
-            self.max_context if d == growing else n
-            for d, n in enumerate(self.full.tensors[tensor].shape)
+            self.max_context if d == growing else max(now, n)
+            for d, (now, n) in enumerate(
+                zip(t.shape, self.full.tensors[tensor].shape, strict=True)
+            )
         )
         size = lane_bytes(capacity, t.dtype, layout, self.plan.rows, self.plan.cols, ALIGN)
         self.buffers[name] = Buffer(
