@@ -126,7 +126,7 @@ def compile(
             full[phase].graph,
             w.max_context,
             float(max(1, w.max_context - w.context)) if phase == "decode" else 1.0,
-            _digests(bound[phase]),
+            _digests(bound[phase], decode_model is None),
         )
         for phase, (_, w) in wanted.items()
     ]
@@ -226,9 +226,11 @@ def _overrides(items: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _digests(bound: Any) -> dict[str, str]:
+def _digests(bound: Any, one_file: bool) -> dict[str, str]:
+    """Identity of each weight's content: its name where all phases come from one file, so that
+    nothing is read, else a hash of the content."""
     return {
-        name: bound.data.digest(name)
+        name: name if one_file else bound.data.digest(name)
         for t in bound.graph.tensors.values()
         if t.kind == "WEIGHT"
         for name in t.instances

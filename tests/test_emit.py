@@ -264,6 +264,62 @@ def test_two_carried_tensors_that_change_places() -> None:
             )
 
 
+def test_what_every_layer_reads_from_before_lasts() -> None:
+    """A tensor made once, in front of the layers, must outlive the activations of each."""
+    d = Draft()
+    d.begin()
+    d.input("x", 4, 4)
+    d.map("sin", ("x",), "angle", 4, 4)
+    d.map("tanh", ("x",), "h", 4, 4)
+    d.end("prologue")
+    d.begin(3)
+    d.weight("w", 4, 4)
+    d.map("mul", ("h", "angle"), "t", 4, 4)
+    d.op("matmul", ("t", "w"), "m", 4, 4)
+    d.op("matmul", ("m", "w"), "p", 4, 4)
+    d.map("tanh", ("p",), "n", 4, 4)
+    d.end("body", (("h", "n"),))
+    d.output("n", turn=2)
+    graph = d.graph()
+    data = random_data(graph)
+    expected = interpret(graph, data)
+    chip = small_chip(8, 8)
+    for stages in (1, 3):
+        space = build(graph, graph, CostModel(chip), 2, 2, stages, 0, ROOM)
+        assert space is not None
+        for seed in range(8):
+            plan = random_plan(np.random.default_rng(seed), space, graph, stages)
+            check_program(program_of(graph, graph, plan, chip, 0)[0], chip, data, expected)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_an_input_that_the_layers_carry(stages: int) -> None:
+    """It lies in its buffer from the start, while other ops run in front of the layers."""
+    d = Draft()
+    d.begin()
+    d.input("x", 4, 4)
+    d.input("z", 4, 4)
+    d.map("sin", ("z",), "s", 4, 4)
+    d.map("exp", ("s",), "angle", 4, 4)
+    d.end("prologue")
+    d.begin(3)
+    d.weight("w", 4, 4)
+    d.map("mul", ("x", "angle"), "t", 4, 4)
+    d.op("matmul", ("t", "w"), "m", 4, 4)
+    d.map("tanh", ("m",), "n", 4, 4)
+    d.end("body", (("x", "n"),))
+    d.output("n", turn=2)
+    graph = d.graph()
+    data = random_data(graph)
+    expected = interpret(graph, data)
+    chip = small_chip(8, 8)
+    space = build(graph, graph, CostModel(chip), 2, 2, stages, 0, ROOM)
+    assert space is not None
+    for seed in range(8):
+        plan = random_plan(np.random.default_rng(seed), space, graph, stages)
+        check_program(program_of(graph, graph, plan, chip, 0)[0], chip, data, expected)
+
+
 def static_cache(at: int, room: int = 6) -> Graph:
     """A layer whose cache is a buffer of `room` tokens into which the step writes token `at`."""
     d = Draft()

@@ -84,9 +84,7 @@ class Emission:
         # What lies behind the new tokens in a static cache is shorter at the longest context.
         capacity = tuple(
             self.max_context if d == growing else max(now, n)
-            for d, (now, n) in enumerate(
-                zip(t.shape, self.full.tensors[tensor].shape, strict=True)
-            )
+            for d, (now, n) in enumerate(zip(t.shape, self.full.tensors[tensor].shape, strict=True))
         )
         size = lane_bytes(capacity, t.dtype, layout, self.plan.rows, self.plan.cols, ALIGN)
         self.buffers[name] = Buffer(
@@ -137,6 +135,8 @@ def emit_segment(e: Emission, segment: Segment) -> None:
     begin = e.clock
     for read, _ in segment.carried:
         e.homes[read] = _declare_carried(e, read)
+        if e.graph.tensors[read].kind in _HELD:  # it is there before the step begins
+            e.uses[e.homes[read]] = (0, e.clock)
         e.hold(e.homes[read])
     for op in segment.ops:
         _emit_op(e, segment, op)

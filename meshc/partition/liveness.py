@@ -62,7 +62,9 @@ def intervals(graph: Graph) -> Intervals:
                     until = ends[segment.name]
                 last[name] = max(last.get(name, -1), until)
     for read, segment in carried_in.items():
-        first[read] = min(first.get(read, clock), max(0, starts[segment.name] - 1))
+        given = graph.tensors[read].kind == "INPUT"  # there before the step begins
+        begin = 0 if given else max(0, starts[segment.name] - 1)
+        first[read] = min(first.get(read, clock), begin)
         last[read] = max(last.get(read, -1), ends[segment.name])
     for made, read in renamed.items():
         last[made] = max(last.get(made, -1), ends[carried_in[read].name])

@@ -310,6 +310,14 @@ def gather_beside_tokens(rng: np.random.Generator, tokens: int) -> Case:
     return Case(make_op("gather", 2, axis=0), (data, index), data[index], grows)
 
 
+def gather_tokens(rng: np.random.Generator, tokens: int) -> Case:
+    """Picked among cached tokens: each lane looks up those that it holds."""
+    data = real(rng, (2, max(1, tokens), 3))
+    index = rng.integers(-data.shape[1], data.shape[1], 5)
+    grows = (frozenset({1}), NONE, NONE)
+    return Case(make_op("gather", 2, axis=1), (data, index), data[:, index], grows)
+
+
 def append_growing(rng: np.random.Generator, tokens: int) -> Case:
     """A cache of `tokens` in all, the last few of them new."""
     new = int(rng.integers(1, 3))
@@ -455,7 +463,7 @@ CASES: dict[str, tuple[Generator, ...]] = {
     "expand": (expand_random, expand_heads),
     "slice": (slice_random, slice_whole, slice_beside_tokens),
     "concat": (concat_random, concat_beside_tokens),
-    "gather": (gather_random, gather_beside_tokens),
+    "gather": (gather_random, gather_beside_tokens, gather_tokens),
     "append": (append_growing, append_blocked, append_first),
     "fused": (
         fused_heads,
