@@ -101,18 +101,22 @@ def assign(
 
 def assign_like(draft: Program, known: Program, memory: MemoryMap) -> Program:
     """Addresses for another step of a compiled program: weights and caches stay where they are,
-    the step's own inputs, constants and activations lie above them."""
+    the step's own inputs, constants and activations lie above them, or among the layers where the
+    compiled step has room for the like."""
     buffers: dict[str, Buffer] = {}
     cursor = memory.persistent_bytes
     arena = []
     for b in sorted(draft.buffers.values(), key=lambda b: b.name):
         old = known.buffers.get(b.name)
-        if b.kind in ("weight", "kv") or _one_per_layer(draft, b):
-            if old is None:
-                raise InvariantError(
-                    f"Buffer '{b.name}' of the step is not in the compiled program."
-                )
+        layered = _one_per_layer(draft, b)
+        if b.kind in ("weight", "kv") and old is None:
+            raise InvariantError(f"Buffer '{b.name}' of the step is not in the compiled program.")
+        if old is not None and (b.kind in ("weight", "kv") or (layered and b.bytes <= old.bytes)):
             buffers[b.name] = replace(b, offset=old.offset, stride=old.stride)
+        elif layered:  # divided otherwise than in the compiled step
+            stride = _align(b.bytes)
+            buffers[b.name] = replace(b, offset=cursor, stride=stride)
+            cursor += stride * layers_per_region(draft, b.segment)
         elif b.kind in STEP_KINDS:
             buffers[b.name] = replace(b, offset=cursor)
             cursor += _align(b.bytes)

@@ -10,9 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition.small import layers, side_by_side, small_chip
+from partition.replay import check_memory, expand_all
+from partition.small import (
+    Draft,
+    interpret,
+    layers,
+    program_of,
+    random_data,
+    random_plan,
+    side_by_side,
+    small_chip,
+)
 
 from meshc.emit import emit
+from meshc.emulator import emulate
 from meshc.errors import InvariantError
 from meshc.fusion import fuse
 from meshc.ir.compiled import MemoryMap
@@ -31,6 +42,9 @@ from meshc.memory import (
 )
 from meshc.partition import Options, PhaseGraphs
 from meshc.partition.auto import plan_auto
+from meshc.partition.candidates import resize, resize_layout
+from meshc.partition.cost import CostModel
+from meshc.partition.select import build
 
 CHIP = small_chip(4, 8)
 
@@ -245,6 +259,50 @@ def test_assign_like_keeps_what_persists() -> None:
                 assert b.offset >= memory.persistent_bytes
         if tokens == 6:
             assert step == program
+
+
+def masked(new: int) -> Graph:
+    """Layers with a mask of their own each, as large as the prompt."""
+    d = Draft()
+    d.begin()
+    d.input("x", new, 4)
+    d.map("tanh", ("x",), "h", new, 4)
+    d.end("prologue")
+    d.begin(3)
+    d.given("mask", "CONSTANT", (new, 4), several=True)
+    d.weight("w", 4, 4)
+    d.map("mul", ("h", "mask"), "t", new, 4)
+    d.op("matmul", ("t", "w"), "n", new, 4)
+    d.end("body", (("h", "n"),))
+    d.output("n", turn=2)
+    return d.graph()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_constants_of_each_layer_for_a_shorter_prompt(seed: int) -> None:
+    """Divided otherwise than in the compiled program, they get addresses of their own."""
+    full = masked(6)
+    space = build(full, full, CostModel(CHIP), 2, 2, 1, 0, 1 << 20)
+    assert space is not None
+    plan = random_plan(np.random.default_rng(seed), space, full)
+    program, memory = program_of(full, full, plan, CHIP, 0)
+    for new in (1, 2, 3, 5, 6):
+        graph = masked(new)
+        shorter = replace(
+            plan,
+            ops={op.name: resize(graph, op, plan.ops[op.name], 2, 2) for _, op in graph.ops()},
+            carried={
+                n: resize_layout(x, graph.tensors[n].shape, 2, 2) for n, x in plan.carried.items()
+            },
+        )
+        draft = emit(graph, graph, shorter, side_by_side(shorter, CHIP), CHIP, 0)
+        step = assign_like(draft, program, memory)
+        check_no_overlap(step)
+        check_memory(step, expand_all(step), CHIP)
+        data = random_data(graph)
+        trace = emulate(step, CHIP, tensors=data)
+        assert trace.outputs is not None
+        np.testing.assert_allclose(trace.outputs["n"], interpret(graph, data)["n"], rtol=1e-5)
 
 
 def test_assign_like_refuses_what_was_never_placed() -> None:
