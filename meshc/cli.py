@@ -333,8 +333,7 @@ def _run(args: argparse.Namespace) -> int:
         report["steps"] = [{"context": c, "latency_cycles": t.cycles} for c, t in steps]
         report["tpot_s"] = sum(cycles) / len(cycles) / compiled.chip.clock_hz
     if given:
-        outputs = traces[given[0]][0].outputs
-        store.write_arrays(out / "outputs.npz", outputs)
+        store.write_arrays(out / "outputs.npz", traces[given[0]][0].outputs)
     for phase, (trace, _) in traces.items():
         store.write_trace(out, phase, trace, compiled)
     store.write_json(out / store.REPORT, report)

@@ -160,6 +160,7 @@ def memory_report(program: Program, chip: ChipSpec, workload: Workload) -> dict[
         peaks += [high] * (r.rows * r.cols)
         parts.append((high, weight, kv))
     high, weight, kv = max(parts)
+    longest = max_context_tokens(program, chip, workload)
     return {
         "sram_bytes_per_core": chip.core.usable_bytes,
         "peak_bytes": high,
@@ -167,8 +168,18 @@ def memory_report(program: Program, chip: ChipSpec, workload: Workload) -> dict[
         "weight_bytes": weight,
         "kv_bytes": kv,
         "activation_bytes": high - weight - kv,
-        "max_context_tokens": max_context_tokens(program, chip, workload),
+        "max_context_tokens": longest,
+        "max_context_by_policy": {kv_policy(program): longest},
     }
+
+
+def kv_policy(program: Program) -> str:
+    """How the caches lie: "sequence" when token t is on lane t mod lanes of an axis, "head" when
+    whole sequences are divided by heads or batch alone, "none" without caches."""
+    layouts = [b.layout for b in program.buffers.values() if b.kind == "kv"]
+    if not layouts:
+        return "none"
+    return "sequence" if any(s.cyclic for x in layouts for s in x.splits) else "head"
 
 
 def max_context_tokens(program: Program, chip: ChipSpec, workload: Workload) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshc import frontend
 from meshc.emulator import Faults, emulate
-from meshc.errors import InputError
+from meshc.errors import InputError, InvariantError, VerificationError
 from meshc.ir.compiled import Compiled, CompiledPhase
 from meshc.ir.dtypes import FLOATS, NUMPY
 from meshc.ir.graph import Graph
@@ -198,15 +198,22 @@ def verify_phase(
     own, bound = step_program(compiled, phase, model, context=w.context)
     if feeds is None:
         feeds = random_inputs(bound, compiled.options.seed)
-    trace, free = run_phase(
-        compiled,
-        phase,
-        engine=engine,
-        tensors=Tensors(feeds, bound.data),
-        faults=faults,
-        program=program if program is not None else own,
-        core_spans=core_spans,
-    )
+    try:
+        trace, free = run_phase(
+            compiled,
+            phase,
+            engine=engine,
+            tensors=Tensors(feeds, bound.data),
+            faults=faults,
+            program=program if program is not None else own,
+            core_spans=core_spans,
+        )
+    except InvariantError as error:
+        if not check:
+            raise
+        raise VerificationError(
+            f"Verification failed: the {phase} program cannot be run: {error}"
+        ) from error
     if not check:
         return Result(trace, free)
     expected, oracle = frontend.run_oracle(model, {**bound.folded, **feeds})
@@ -393,8 +400,9 @@ def generate(
 def _prompt_feeds(bound: Any, ids: list[int]) -> dict[str, np.ndarray]:
     """Token ids, and empty pasts (the cache itself is in the cores' SRAM)."""
     feeds: dict[str, np.ndarray] = {}
+    looked_up = index_limits(bound.graph)  # ids are what an embedding table is read by
     for name, (shape, dtype) in bound.inputs.items():
-        if dtype not in ("int64", "int32") or int(np.prod(shape)) != len(ids):
+        if name not in looked_up or int(np.prod(shape)) != len(ids):
             raise InputError(
                 f"Input '{name}' of shape {list(shape)} is not the token ids; meshc generate "
                 "needs a model whose only run-time input is the ids."

@@ -22,6 +22,7 @@ import numpy as np
 from meshc.errors import InputError
 from meshc.ir import codec
 from meshc.ir.compiled import Compiled
+from meshc.ir.dtypes import NUMPY
 from meshc.ir.program import Compute, Program, Run
 from meshc.ir.trace import Span, Trace
 from meshc.memory import region_buffers
@@ -144,7 +145,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """An .npz, whole or not at all."""
+    """An .npz, whole or not at all. numpy has no bfloat16, which is widened to float32."""
+    arrays = {n: a.astype(np.float32) if a.dtype == NUMPY["bf16"] else a for n, a in arrays.items()}
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -28,8 +28,9 @@ from meshc.chips import load_chip
 from meshc.emulator import emulate
 from meshc.expand import POSITIONS, Expander, expand
 from meshc.fusion import fuse
+from meshc.ir.chip import ChipSpec
 from meshc.ir.codec import dumps, loads
-from meshc.ir.compiled import CompileOptions
+from meshc.ir.compiled import Compiled, CompileOptions
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.graph import CachePair, Graph
 from meshc.ir.layout import replicated
@@ -207,12 +208,48 @@ def test_any_plan_of_the_miniature_decoder_is_right(seed: int) -> None:
     check_program(program_of(graph, full, plan, chip, room)[0], chip, data, expected)
 
 
-def check_program(done: Program, chip: object, data: Data, expected: Data) -> None:
+EXPORTED = Path(__file__).parents[2] / "shared" / "onnx"
+MODELS = (
+    "bert-optimum", "gemma2-optimum-with_past", "gemma3-hf-op20-prefill", "gpt2-mobius-std",
+    "llama-genai-fp16-cuda", "llama-hf-staticcache-decode", "llama-mobius-bf16-std",
+    "mistral-genai-fp32-cpu", "opt-optimum-with_past", "qwen3-optimum-with_past",
+    "t5-optimum-encoder_model",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", MODELS)
+def test_any_plan_of_exported_models_is_right(name: str, seed: int) -> None:
+    path = EXPORTED / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip(f"needs ../shared/onnx/{name}.onnx beside the repository")
+    model = frontend.load_model(path)
+    rng = np.random.default_rng(seed)
+    phase = "decode" if "decode" in model.phases and seed % 2 else model.phases[0]
+    context = int(rng.integers(0, 5)) if model.has_past else 0
+    prompt = int(rng.integers(1, 5)) if phase == "prefill" else None
+    wanted = frontend.workloads(
+        model, phase=phase, batch=1 + seed % 2, prompt=prompt, context=context,
+        max_context=context + (prompt or 1) + (2 if model.has_past else 0),
+    )  # fmt: skip
+    w = wanted[phase][1]  # type: ignore[index]
+    now = frontend.bind(model, w)
+    far = now if longest(w) == w else frontend.bind(model, longest(w))
+    graph, full = (now.graph, far.graph) if seed == 2 else (fuse(now.graph), fuse(far.graph))
+    chip = small_chip(8, 8, 64 << 20, multicast=bool(rng.integers(2)))
+    space = build(graph, full, CostModel(chip), 2, 2 + seed % 2, 1, w.max_context, 64 << 20)
+    assert space is not None
+    done, _ = program_of(graph, full, random_plan(rng, space, graph), chip, w.max_context)
+    check_step(done, now, model, chip)
+
+
+def check_program(done: Program, chip: ChipSpec, data: Data, expected: Data) -> None:
     streams = expand_all(done)
     check_messages(streams)
     check_order(streams)
-    check_memory(done, streams, chip)  # type: ignore[arg-type]
-    trace = emulate(done, chip, tensors=data)  # type: ignore[arg-type]
+    check_memory(done, streams, chip)
+    trace = emulate(done, chip, tensors=data)
     assert trace.outputs is not None and set(trace.outputs) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(trace.outputs[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
@@ -589,38 +626,39 @@ def test_messages_and_order_notice() -> None:
 
 
 @lru_cache
-def compiled() -> object:
-    return compile_model(
+def compiled() -> Compiled:
+    done = compile_model(
         EXAMPLE,
         CompileOptions(
             "test4x4", phase="both", prompt=5, max_context=9, grid=(2, 3), solver="greedy"
         ),
     )
+    assert done is not None
+    return done
 
 
 @pytest.mark.parametrize(("prompt", "context"), [(1, 0), (2, 0), (3, 4), (4, 1), (5, 0), (5, 4)])
 def test_shorter_prompts_of_a_compiled_prefill(prompt: int, context: int) -> None:
     done = compiled()
-    step, data = step_program(done, "prefill", example(), context=context, prompt=prompt)  # type: ignore[arg-type]
-    check_step(step, data)
+    step, data = step_program(done, "prefill", example(), context=context, prompt=prompt)
+    check_step(step, data, example(), load_chip("test4x4"))
 
 
 @pytest.mark.parametrize("context", [0, 1, 4, 5, 8])
 def test_other_contexts_of_a_compiled_decode(context: int) -> None:
     done = compiled()
-    step, data = step_program(done, "decode", example(), context=context)  # type: ignore[arg-type]
-    check_step(step, data)
+    step, data = step_program(done, "decode", example(), context=context)
+    check_step(step, data, example(), load_chip("test4x4"))
 
 
-def check_step(step: Program, data: frontend.Bound) -> None:
-    chip = load_chip("test4x4")
+def check_step(step: Program, data: frontend.Bound, model: frontend.Model, chip: ChipSpec) -> None:
     streams = expand_all(step)
     check_messages(streams)
     check_order(streams)
     check_memory(step, streams, chip)
     feeds = random_inputs(data, 1)
     trace = emulate(step, chip, tensors=Tensors(feeds, data.data))
-    expected, oracle = frontend.run_oracle(example(), {**data.folded, **feeds})
+    expected, oracle = frontend.run_oracle(model, {**data.folded, **feeds})
     assert trace.outputs is not None
     report = verify_outputs(data.graph, trace.outputs, expected, oracle)
     assert report["passed"], report["outputs"]
@@ -628,7 +666,7 @@ def check_step(step: Program, data: frontend.Bound) -> None:
 
 def test_verify_of_the_pipeline_passes() -> None:
     for phase in ("prefill", "decode"):
-        result = verify_phase(compiled(), phase)  # type: ignore[arg-type]
+        result = verify_phase(compiled(), phase)
         assert result.verify is not None and result.verify["passed"]
         assert result.trace.cycles >= result.free.cycles > 0
 

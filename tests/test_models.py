@@ -68,16 +68,16 @@ def works(name: str) -> list[Work]:
 EVERY = (*FREE, *PREFILL, STATIC, DECODE, PAIR)
 # Small and diverse: every graph, every kind of workload, every solver and strategy.
 FEW: list[tuple[str, str, Work]] = [
-    ("llama-ptdynamo-op18-decode", "test4x4", CHUNKS[0]),
-    ("llama-ptdynamo-op18-fp16-decode", "test4x4", DECODES[0]),
-    ("llama-ptdynamo-op18-fp16-decode", "test8x8", {**PREFILLS[0], "grid": (4, 8)}),
+    ("llama-ptdynamo-op18-decode", "test4x4", {**CHUNKS[0], "grid": (4, 3)}),
+    ("llama-ptdynamo-op18-fp16-decode", "test4x4", DECODES[3]),
+    ("llama-ptdynamo-op18-fp16-decode", "test8x8", {**PREFILLS[2], "grid": (5, 3)}),
     ("llama-ptdynamo-op18-prefill", "test4x4", {**PREFILLS[1], "grid": (4, 4)}),
     ("llama-ptdynamo-op18-noopt-prefill", "test8x8", {**PREFILLS[0], "grid": (8, 8)}),
     (STATIC, "test4x4", {"grid": (3, 4)}),
     ("llama-ptdynamo-op23-decode", "test4x4", {**DECODES[1], "grid": (4, 4)}),
     ("llama-ptscript-op17-decode", "test4x4", {**CHUNKS[2], "grid": (2, 2)}),
-    (EXAMPLE, "test8x8", {"grid": (4, 8), "solver": "ilp"}),
-    (EXAMPLE, "test4x4", {**CHUNKS[1], "strategy": "pipeline", "solver": "anneal"}),
+    (EXAMPLE, "test8x8", {**DECODES[2], "grid": (4, 8), "solver": "ilp"}),
+    (EXAMPLE, "test4x4", {**CHUNKS[1], "strategy": "pipeline"}),
     (EXAMPLE, "test4x4", {**CHUNKS[0], "dynamic_mask": True, "grid": (3, 3)}),
     ("llama-hf-op20-prefill", "test4x4", {**PREFILLS[0], "grid": (2, 3)}),
     (DECODE, "test4x4", {**DECODES[0], "grid": (4, 2)}),

@@ -31,7 +31,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "prefill": {"phase": "prefill", "batch": 2, "prompt": 3, "context": 5, "grid": (2, 3)},
     "stages": {"phase": "decode", "context": 9, "strategy": "pipeline"},
 }
-MANY = 24  # sites of each kind that are tried without -m slow
+MANY = 20  # sites of each kind that are tried without -m slow
 EVERY = [
     pytest.param(name, every, marks=[pytest.mark.slow] if every else [])
     for every in (False, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import gcd
 
+from meshc.errors import InvariantError
 from meshc.ir.layout import Layout
 
 
@@ -30,9 +31,11 @@ def intersect(a: range, b: range) -> range:
 
 
 def local(part: range, shard: range) -> range:
-    """Positions within `shard` of the elements of `part`, which it contains."""
+    """Positions within `shard` of the elements of `part`, which it must contain."""
     if not part:
         return range(0)
+    if not contains(shard, part):
+        raise InvariantError(f"Elements {part} are not all in the shard {shard}.")
     start = (part.start - shard.start) // shard.step
     step = part.step // shard.step if len(part) > 1 else 1
     return range(start, start + (len(part) - 1) * step + 1, step)
