@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshc.ir.chip import ChipSpec
 from meshc.ir.graph import Graph
-from meshc.ir.program import Buffer, Program, lane_bytes
+from meshc.ir.layout import replicated
+from meshc.ir.program import Program, lane_bytes
 from meshc.ir.trace import Trace
 from meshc.ir.workload import Workload
 from meshc.memory import pack, region_buffers
@@ -117,14 +119,8 @@ def _weight_bytes(program: Program) -> int:
         b = program.buffers[name]
         if b.kind == "weight" and data not in seen:
             seen.add(data)
-            total += lane_bytes(b.shape, b.dtype, _whole(b), 1, 1)
+            total += lane_bytes(b.shape, b.dtype, replicated(len(b.shape)), 1, 1)
     return total
-
-
-def _whole(b: Buffer) -> Any:
-    from meshc.ir.layout import replicated
-
-    return replicated(len(b.shape))
 
 
 def layer_cycles(trace: Trace) -> float:
@@ -185,7 +181,7 @@ def kv_policy(program: Program) -> str:
 def max_context_tokens(program: Program, chip: ChipSpec, workload: Workload) -> int:
     """Most cached tokens for which this mapping's buffers would still fit SRAM.
 
-    Every buffer dimension that is as long as the reserved context grows with it.
+    Every buffer dimension that counts cached tokens grows with them.
     """
     reserved = workload.max_context
     if not any(b.kind == "kv" for b in program.buffers.values()):
@@ -198,12 +194,12 @@ def max_context_tokens(program: Program, chip: ChipSpec, workload: Workload) -> 
             arena = []
             for b, count in used:
                 grown = [
-                    tokens if n == reserved and (s.cyclic or _grows(b, d)) else n
-                    for d, (n, s) in enumerate(zip(b.capacity, b.layout.splits, strict=True))
+                    tokens if d in b.token_dims and n == reserved else n
+                    for d, n in enumerate(b.capacity)
                 ]
                 size = lane_bytes(tuple(grown), b.dtype, b.layout, region.rows, region.cols, 8)
                 if b.kind in ("activation", "scratch"):
-                    arena.append(_resized(b, size))
+                    arena.append(replace(b, bytes=size))
                 else:
                     total += size * count
             if total + pack(arena)[1] > chip.core.usable_bytes:
@@ -221,17 +217,6 @@ def max_context_tokens(program: Program, chip: ChipSpec, workload: Workload) -> 
         else:
             high = middle
     return low
-
-
-def _grows(b: Buffer, dim: int) -> bool:
-    """Whether an undivided dimension counts cached tokens: caches grow along their own axis."""
-    return (b.kind == "kv" and b.capacity[dim] != b.shape[dim]) or (b.kind != "weight" and dim >= 0)
-
-
-def _resized(b: Buffer, size: int) -> Buffer:
-    from dataclasses import replace
-
-    return replace(b, bytes=size)
 
 
 def op_rows(

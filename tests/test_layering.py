@@ -19,7 +19,7 @@ SOURCES = sorted([*(ROOT / "meshc").rglob("*.py"), *(ROOT / "viz").rglob("*.py")
 LEVELS = (
     ("errors",),
     ("ir",),
-    ("ops", "collectives", "choice", "heuristic", "solve", "paths", "chipfields"),
+    ("ops", "collectives", "choice", "heuristic", "solve", "paths", "chipfields", "analysis"),
     (
         "frontend", "chips", "fusion", "partition", "place", "route", "emit", "expand", "flows",
         "memory", "emulator",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
+from meshc.analysis.growing import growing_dims
 from meshc.ir.graph import Graph, Op, Segment
 from meshc.ir.layout import Layout
 from meshc.ir.plan import OpPlan, Plan
@@ -56,6 +58,10 @@ class Emission:
     clock: int = 0
     uses: dict[str, tuple[int, int]] = field(default_factory=dict)
 
+    @cached_property
+    def token_dims(self) -> dict[str, frozenset[int]]:
+        return growing_dims(self.full)
+
     def put(self, segment: Segment, instruction: Instruction) -> None:
         """Emit an instruction; its buffers are in use at this clock."""
         for name in buffers_of(instruction):
@@ -98,6 +104,7 @@ class Emission:
             size,
             segment=segment,
             growing=growing,
+            token_dims=tuple(sorted(self.token_dims.get(tensor, ()))),
         )
         return name
 

@@ -34,7 +34,8 @@ class Buffer:
     live: first and last position in its body at which it holds a value; persistent ones have
     (0, -1).
     segment: the segment whose ops use it ("" when shared by several).
-    growing: the dimension that counts cached tokens, of a kv buffer.
+    growing: the dimension that counts cached tokens, of a kv buffer.   token_dims: all dimensions
+    that do, of any buffer.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Buffer:
     live: tuple[int, int] = (0, -1)
     segment: str = ""
     growing: int | None = None
+    token_dims: tuple[int, ...] = ()
 
     def address(self, layer: int) -> int:
         """Byte address of the instance that belongs to a region's `layer`-th layer."""

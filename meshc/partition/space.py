@@ -18,6 +18,8 @@ from itertools import product
 
 import numpy as np
 
+from meshc.analysis.growing import growing_dims
+from meshc.analysis.liveness import Intervals, carried_names, intervals
 from meshc.errors import InvariantError
 from meshc.ir.graph import Graph, Op, Segment
 from meshc.ir.layout import AXES, Axis, Layout, split
@@ -25,8 +27,6 @@ from meshc.ir.program import lane_bytes
 from meshc.ir.shards import covers
 from meshc.partition.candidates import Candidate, candidates
 from meshc.partition.cost import CostModel
-from meshc.partition.growing import growing_dims
-from meshc.partition.liveness import Intervals, carried_names, intervals
 from meshc.solve import Choice, ChoiceProblem, Limit, Pair
 
 

@@ -10,6 +10,7 @@ import pytest
 from ops.lanes import Case, axes_by_dim, check, make_op
 
 from meshc import ops
+from meshc.analysis.growing import growing_dims
 from meshc.fusion import fuse
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.graph import Graph, Op, Segment, Tensor
@@ -17,7 +18,6 @@ from meshc.ir.layout import AXES
 from meshc.ir.plan import OpPlan
 from meshc.partition.candidates import candidates, resize, resize_layout
 from meshc.partition.cost import CostModel
-from meshc.partition.growing import growing_dims
 from meshc.partition.select import layouts_for
 
 from .small import layers, small_chip

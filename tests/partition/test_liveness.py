@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from meshc.analysis.growing import growing_dims
+from meshc.analysis.liveness import carried_names, intervals
 from meshc.ir.graph import Graph
-from meshc.partition.growing import growing_dims
-from meshc.partition.liveness import carried_names, intervals
 
 from .small import Draft, layers
 

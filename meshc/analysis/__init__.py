@@ -1,0 +1,1 @@
+"""Facts about a graph that several stages need: liveness, and dimensions that grow."""
