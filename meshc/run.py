@@ -426,6 +426,15 @@ def logits_name(bound: Any) -> str:
     return str(names[0])
 
 
+def _cache_places(program: Program) -> frozenset[tuple[Any, ...]]:
+    """Where and how the caches lie in SRAM."""
+    return frozenset(
+        (b.offset, b.stride, b.dtype, b.layout, b.capacity)
+        for b in program.buffers.values()
+        if b.kind == "kv"
+    )
+
+
 def _check_generate(compiled: Compiled, ids: list[int], count: int) -> None:
     phases = compiled.phases
     main = phases.get("decode") or phases["prefill"]
@@ -448,6 +457,11 @@ def _check_generate(compiled: Compiled, ids: list[int], count: int) -> None:
         raise InputError(
             f"The prefill was compiled to continue {phases['prefill'].workload.context} cached "
             "tokens; compile it with --context 0 to generate."
+        )
+    if len({_cache_places(p.program) for p in phases.values()}) > 1:
+        raise InputError(
+            "The prefill and the decode graph keep their caches in different places, so a decode "
+            "cannot go on from a prefill; export both in one graph, or compile with --phase decode."
         )
     limit = min(p.workload.max_context for p in phases.values())
     if len(ids) + count - 1 > limit:

@@ -185,7 +185,7 @@ def test_text_of_a_program() -> None:
 # --- by lot: the miniature decoder on any grid, with any plan ---
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(18))
 def test_any_plan_of_the_miniature_decoder_is_right(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows, cols = [(2, 2), (2, 3), (1, 3), (3, 1), (4, 4), (1, 1)][seed % 6]

@@ -40,7 +40,7 @@ DEFAULT: dict[str, dict[str, Any]] = {
     "one core": {"phase": "prefill", "prompt": 2, "grid": (1, 1)},
     "ilp": {"phase": "decode", "batch": 3, "solver": "ilp", "grid": (3, 4)},
     "anneal": {"phase": "decode", "batch": 2, "context": 0, "solver": "anneal", "grid": (2, 2)},
-    "pipeline": {"phase": "both", "prompt": 4, "strategy": "pipeline"},
+    "pipeline": {"phase": "prefill", "prompt": 4, "strategy": "pipeline"},
     "test8x8": {"chip": "test8x8", "phase": "decode", "batch": 2, "grid": (4, 8)},
     "unicast": {
         "phase": "prefill", "prompt": 6, "grid": (3, 3), "overrides": ("noc.multicast=false",),
@@ -516,8 +516,9 @@ def steady(report: dict[str, Any]) -> dict[str, Any]:
 
 
 DETERMINISM = [
-    ("greedy", ("--phase", "both", "--prompt", "4", "--grid", "2x3")),
+    ("greedy", ("--phase", "prefill", "--prompt", "3")),
     ("ilp", ("--phase", "prefill", "--prompt", "4", "--grid", "2x4")),
+    pytest.param("greedy", ("--prompt", "4", "--grid", "2x3"), marks=pytest.mark.slow),
     pytest.param("ilp", ("--chip", "test8x8", "--batch", "2"), marks=pytest.mark.slow),
     pytest.param("greedy", ("--chip", "test16x16"), marks=pytest.mark.slow),
     pytest.param("anneal", ("--seed", "7"), marks=pytest.mark.slow),
@@ -601,7 +602,7 @@ def bare(program: Program) -> int:
 
 
 def test_program_size_depends_on_no_core_count(build: Callable[..., Compiled]) -> None:
-    grids = ((2, 2), (4, 4), (8, 8), (4, 16), (16, 16))
+    grids = ((2, 2), (4, 4), (4, 16), (16, 16))
     programs = [
         build(chip="test16x16", phase="decode", grid=grid).phases["decode"].program
         for grid in grids
@@ -619,7 +620,7 @@ def test_program_size_depends_on_no_layer_count(
     from frontend.decoders import Sizes, standard
 
     programs = []
-    for layers in (4, 8, 24):
+    for layers in (4, 8, 16):
         model = standard(tmp_path / f"{layers}.onnx", Sizes(layers=layers))
         options: dict[str, Any] = {"phase": "decode", "grid": (2, 2), "context": 7}
         compiled = build(model=model, **options)
@@ -632,5 +633,5 @@ def test_program_size_depends_on_no_layer_count(
     assert len(few.schedule) == len(some.schedule) == len(many.schedule)
     assert max(map(bare, programs)) <= 1.15 * min(map(bare, programs))
     cycles = [emulate(p, build().chip).cycles for p in programs]
-    layer = (cycles[2] - cycles[1]) / 16
+    layer = (cycles[2] - cycles[1]) / 8
     assert cycles[1] - cycles[0] == pytest.approx(4 * layer, rel=0.1)

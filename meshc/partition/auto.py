@@ -190,6 +190,8 @@ def _solve(
     """
     if capacity is None:
         capacity = model.chip.core.usable_bytes - options.reserve_bytes
+    if len({len(stages_of(p.graph, stages)) for p in order}) > 1:
+        return None  # the phases' graphs do not repeat alike
     fixed = Fixed()
     spaces, selections, stats = [], [], []
     total = 0.0

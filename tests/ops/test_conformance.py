@@ -14,7 +14,7 @@ from meshc.ops import RECORDS
 from .cases import CASES, Generator
 from .lanes import GRIDS, Case, axes_by_dim, check, legal, reductions
 
-ROUNDS = 12
+ROUNDS = 10
 GENERATORS = [(kind, g) for kind, found in CASES.items() for g in found]
 IDS = [f"{kind}-{g.__name__}" for kind, g in GENERATORS]
 
