@@ -1,6 +1,6 @@
 """Compile the Llama decoder of this folder for an 8×8 chip, run it, and prove the result.
 
-    python examples/01_first_compile.py
+python examples/01_first_compile.py
 """
 
 from __future__ import annotations

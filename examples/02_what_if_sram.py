@@ -1,6 +1,6 @@
 """What if the SRAM were smaller? Decode latency and longest context over SRAM sizes.
 
-    python examples/02_what_if_sram.py
+python examples/02_what_if_sram.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A chip of one's own: write a TOML file, compile for it, generate tokens on it.
 
-    python examples/03_own_chip.py
+python examples/03_own_chip.py
 """
 
 from __future__ import annotations
