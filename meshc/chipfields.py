@@ -40,9 +40,15 @@ def _finite(value: float) -> bool:
         return False
 
 
-def _whole(minimum: int) -> Callable[[Any], int]:
+MOST_ROWS = 4096
+MOST_NETWORKS = 16
+
+
+def _whole(minimum: int, maximum: int = 1 << 53) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         limit = f"a whole number of at least {minimum}"
+        if isinstance(value, int | float) and value > maximum:
+            raise OutOfRangeError(f"a whole number from {minimum} to {maximum}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise OutOfRangeError(limit)
         if not _finite(value) or value != int(value) or value < minimum:
@@ -122,8 +128,8 @@ TABLES: dict[str, dict[str, Field]] = {
     "": {
         "name": Field(_text, REQUIRED),
         "source": Field(_text, REQUIRED),
-        "rows": Field(_whole(1), REQUIRED),
-        "cols": Field(_whole(1), REQUIRED),
+        "rows": Field(_whole(1, MOST_ROWS), REQUIRED),
+        "cols": Field(_whole(1, MOST_ROWS), REQUIRED),
         "clock_hz": Field(_POSITIVE, REQUIRED),
         "dead_cores": Field(_COORDS),
         "dead_rows": Field(_INDICES),
@@ -148,7 +154,7 @@ TABLES: dict[str, dict[str, Field]] = {
     },
     "noc": {
         "topology": Field(_one_of("mesh", "torus", "exchange")),
-        "networks": Field(_whole(1)),
+        "networks": Field(_whole(1, MOST_NETWORKS)),
         "one_way": Field(_flag),
         "link_bytes_per_cycle": Field(_POSITIVE, REQUIRED),
         "hop_cycles": Field(_NONNEGATIVE),

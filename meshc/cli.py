@@ -35,7 +35,7 @@ def _grid(text: str) -> tuple[int, int]:
 
 def _ids(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.replace(" ", "").split(",") if part]
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not a list of token ids, such as 1,2,3"
@@ -66,14 +66,20 @@ def _positive(text: str) -> float:
     return value
 
 
+def _seed(text: str) -> int:
+    if not text.isdigit() or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 2147483647")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = _Parser(
         prog="meshc",
         description="Map an ONNX LLM onto a mesh of cores with private SRAM, run it on an "
         "emulator, and prove the result.",
-        epilog="Example: meshc compile examples/llama-tiny.onnx --chip test8x8 -o out && "
-        "meshc run out --verify && meshc viz out",
+        epilog="Example: meshc compile examples/llama-optimum-with_past.onnx --chip test8x8 "
+        "-o out && meshc run out --verify && meshc viz out",
     )
     top.add_argument("--version", action="version", version=f"meshc {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -91,7 +97,12 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument("--phase", choices=("prefill", "decode", "both"))
     c.add_argument("--batch", type=int, metavar="N", help="sequences (default 1)")
     c.add_argument("--prompt", type=int, metavar="N", help="new tokens of a prefill (default 16)")
-    c.add_argument("--context", type=int, metavar="N", help="tokens cached before the step")
+    c.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens cached before a decode, or before a prefill that continues a cache",
+    )
     c.add_argument("--max-context", type=int, metavar="N", help="cached tokens to reserve for")
     c.add_argument("--decode-model", metavar="F", help="the decode graph, if exported apart")
     c.add_argument(
@@ -126,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument(
         "--time-limit", type=_positive, default=10.0, metavar="S", help="seconds for each solve"
     )
-    c.add_argument("--seed", type=int, default=0)
+    c.add_argument("--seed", type=_seed, default=0)
     c.add_argument(
         "--until",
         choices=STAGE_NAMES,
@@ -266,7 +277,7 @@ def _compile(args: argparse.Namespace) -> int:
     dumps: dict[str, str] | None = {} if args.dump else None
     with status:
         compiled = compile_model(args.model, options, progress=say, until=args.until, dumps=dumps)
-    with store.whole_folder(out) as folder:
+    with store.whole_folder(out, keep=compiled is None) as folder:
         store.mark(folder)
         if compiled is not None:
             store.save_compiled(compiled, folder)
@@ -286,12 +297,15 @@ def _compile(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from meshc import store, summary
-    from meshc.report import measure
-    from meshc.run import decode_steps, feeds_from_file, run_phase, verify_phase
 
     out = Path(args.output)
     engine = _engine(args.engine)
     compiled = store.open_compiled(out)
+    if args.trace:
+        store.check_file(Path(args.trace))
+    from meshc.report import measure
+    from meshc.run import decode_steps, feeds_from_file, run_phase, verify_phase
+
     if args.tokens is not None and args.tokens < 1:
         raise InputError(f"--tokens {args.tokens} is below 1; ask for at least one step.")
     traces: dict[str, Any] = {}
@@ -387,6 +401,12 @@ def _viz(args: argparse.Namespace) -> int:
         raise InputError(
             f"Folder '{out}' has no {store.REPORT} yet; run it first: meshc run {out}."
         )
+    if args.dest:
+        dest = Path(args.dest)
+        if dest.exists() and not dest.is_dir():
+            raise InputError(f"'{dest}' is a file, not a folder; give a folder with -o.")
+        with store.writable(dest):
+            dest.mkdir(parents=True, exist_ok=True)
     draw = store.viz_module().draw
     files = draw(out, Path(args.dest) if args.dest else None)
     if args.json:

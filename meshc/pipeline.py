@@ -20,14 +20,17 @@ from meshc.errors import DoesNotFitError, InputError
 from meshc.finalist import Finalist, fastest, lay_out
 from meshc.flows import attach
 from meshc.fusion import fuse
+from meshc.ir.chip import ChipSpec
 from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions
 from meshc.ir.graph import Graph
 from meshc.ir.plan import OpPlan, Plan
 from meshc.ir.program import Program
 from meshc.ir.workload import Workload
 from meshc.memory import assign_like
+from meshc.ops import work
 from meshc.partition import STRATEGIES, Options, PhaseGraphs
 from meshc.partition.candidates import resize, resize_layout
+from meshc.partition.cost import rate
 from meshc.partition.predict import predict
 from meshc.store import STAGES
 
@@ -119,6 +122,8 @@ def compile(
     start = clock("import", start)
     if until == "import":
         return None
+    for b in bound.values():
+        check_rates(b.graph, chip)
     phases = [
         PhaseGraphs(
             phase,
@@ -212,6 +217,32 @@ def compile(
         clock.seconds,
         __version__,
     )
+
+
+def check_rates(graph: Graph, chip: ChipSpec) -> None:
+    """InputError unless the chip has a rate for every type that the model computes in."""
+    for _, op in graph.ops():
+        operands = [graph.tensors[n] for n in (*op.inputs, op.output)]
+        todo = work(
+            op,
+            [t.shape for t in operands[:-1]],
+            operands[-1].shape,
+            [t.dtype for t in operands[:-1]],
+            operands[-1].dtype,
+        )
+        core = chip.core
+        lacks = ""
+        if todo.macs and core.array is None and not rate(core.macs_per_cycle, todo.dtype):
+            lacks, dtype, table = "core.macs_per_cycle", todo.dtype, core.macs_per_cycle
+        elif todo.vector_ops and not rate(core.vector_ops_per_cycle, todo.vector_dtype):
+            lacks, dtype = "core.vector_ops_per_cycle", todo.vector_dtype
+            table = core.vector_ops_per_cycle
+        if lacks:
+            raise InputError(
+                f"Operation '{op.name}' of '{graph.name}' computes in {dtype}, for which chip "
+                f"{chip.name} has no rate in {lacks} (it has {', '.join(table) or 'none'}); give "
+                f"one with --override, or export the model in another type."
+            )
 
 
 def _overrides(items: tuple[str, ...]) -> dict[str, str]:

@@ -31,7 +31,7 @@ def roofline_cycles(trace: Trace, chip: ChipSpec) -> float:
 
 def lower_bound_cycles(trace: Trace, graph_bytes: int, chip: ChipSpec) -> float:
     """Least time of any mapping: the arithmetic on every working core of the chip, and one read
-    of every weight byte from its SRAM."""
+    of every weight byte that the step multiplies from SRAM."""
     arithmetic = sum(
         macs / _mac_rate(chip, dtype) for dtype, macs in trace.mac_by_dtype.items() if macs
     )
@@ -112,12 +112,16 @@ def _used_links(trace: Trace) -> np.ndarray:
 
 
 def _weight_bytes(program: Program) -> int:
-    """Bytes of all weights of the model, each counted once."""
+    """Bytes of the weights that are read whole, each counted once: tables, of which a step reads
+    some rows, are not."""
     total = 0
+    tables = {
+        o.inputs[0] for op in program.ops.values() for o in op.body or (op,) if o.kind == "gather"
+    }
     seen = set()
     for data, name, _, _ in program.load:
         b = program.buffers[name]
-        if b.kind == "weight" and data not in seen:
+        if b.kind == "weight" and b.tensor not in tables and data not in seen:
             seen.add(data)
             total += lane_bytes(b.shape, b.dtype, replicated(len(b.shape)), 1, 1)
     return total
@@ -250,9 +254,13 @@ def op_rows(
         row["communication_cycles"] += s.communication_cycles
         row["wait_cycles"] += s.wait_cycles
     for row in rows.values():
+        busy = row["compute_cycles"], row["communication_cycles"]
+        # Time in which the average core is in another op counts as waiting for stragglers.
+        rest = max(row["wait_cycles"], row["end_cycle"] - row["start_cycle"] - sum(busy))
         row["bound_by"] = max(
-            ("compute", "communication", "wait"), key=lambda k: row[f"{k}_cycles"]
-        )
+            zip(("compute", "communication", "wait"), (*busy, rest), strict=True),
+            key=lambda x: x[1],
+        )[0]
     return sorted(rows.values(), key=lambda r: (r["start_cycle"], r["end_cycle"], r["name"]))
 
 
@@ -281,7 +289,7 @@ def bottleneck(trace: Trace, chip: ChipSpec, latency: float) -> dict[str, Any]:
 
 
 def energy(traces: Mapping[str, Trace], chip: ChipSpec, tokens: int) -> dict[str, Any] | None:
-    """Joules per token by part, or None when the chip spec gives no energies.
+    """Joules per token by part, or None when the chip spec lacks energies that are needed.
 
     traces: per phase; the decode's is used when there is one.   tokens: of that step.
     """
@@ -289,6 +297,8 @@ def energy(traces: Mapping[str, Trace], chip: ChipSpec, tokens: int) -> dict[str
         return None
     trace = traces.get("decode") or next(iter(traces.values()))
     e = chip.energy
+    if any(n and not _wider(e.mac_pj, d) for d, n in trace.mac_by_dtype.items()):
+        return None
     pico = 1e-12
     parts = {
         "compute": sum(n * _wider(e.mac_pj, d) for d, n in trace.mac_by_dtype.items()) * pico,

@@ -249,9 +249,7 @@ def feeds_from_file(path: Path, compiled: Compiled) -> tuple[str, dict[str, np.n
             names = [*bound.inputs, *(p for p, *_ in bound.caches if p is not None)]
             return phase, {n: _cast(given[n], bound, n) for n in names}
         problems.append(f"{phase}: {problem}")
-    raise InputError(
-        f"The inputs in '{path}' do not suit the compiled model; {'; '.join(problems)}"
-    )
+    raise InputError(f"The inputs in '{path}' do not suit the compiled model; {' '.join(problems)}")
 
 
 def _cast(array: np.ndarray, bound: Any, name: str) -> np.ndarray:
@@ -272,6 +270,12 @@ def _mismatch(given: Mapping[str, np.ndarray], bound: Any) -> str | None:
             return (
                 f"input '{name}' has shape {list(given[name].shape)} where {list(shape)} was "
                 "compiled, compile with fitting --batch, --prompt and --context."
+            )
+    for name, (_, dtype) in bound.inputs.items():
+        if dtype not in FLOATS and given[name].dtype.kind == "f":
+            return (
+                f"input '{name}' holds {given[name].dtype} numbers where {dtype} is wanted, write "
+                "it as whole numbers."
             )
     limits = index_limits(bound.graph)
     for name, size in limits.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from meshc import __version__
 from meshc.errors import InputError
 from meshc.ir import codec
 from meshc.ir.compiled import Compiled
@@ -30,12 +32,18 @@ from meshc.memory import region_buffers
 COMPILED = "compiled.json"
 MARKER = "meshc.json"
 SECONDS = "seconds.json"
+# What a run, its pictures and the dumps of a compilation leave in the folder.
+RESULT = re.compile(
+    r"report\.(json|html)|outputs\.npz|trace-(prefill|decode)\.(json|npz)"
+    r"|(placement|sram|utilization|links|timeline)(-(prefill|decode))?\.(png|svg)"
+    r"|(prefill|decode)\.(graph|plan|routing)\.txt|placement\.txt"
+)
 STAGES = ("import", "partition", "place", "route", "emit")
 REPORT = "report.json"
 
 
 def check_target(out: Path) -> None:
-    """Refuse a target that is a file, or a folder of something else that would be replaced."""
+    """Refuse a target that is a file, a folder of something else, or that cannot be written."""
     if out.exists() and not out.is_dir():
         raise InputError(f"Output '{out}' is a file, not a folder; give a folder with -o.")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).exists():
@@ -43,33 +51,49 @@ def check_target(out: Path) -> None:
             f"Output folder '{out}' holds files that meshc did not write; give an empty or new "
             "folder with -o."
         )
-    parent = out.absolute().parent
+    parent = out.absolute()
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir():
         raise InputError(f"Output '{out}' lies below the file '{parent}'; give another folder.")
-    if not os.access(parent, os.W_OK):
-        raise InputError(f"Folder '{parent}' cannot be written; give another folder with -o.")
+    with writable(parent):
+        Path(tempfile.mkdtemp(prefix=".meshc.", dir=parent)).rmdir()
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `out` when the block ends without an error."""
+def writable(place: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"'{place}' cannot be written ({error.strerror}); give another place."
+        ) from None
+
+
+@contextmanager
+def whole_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A folder for new files, which come to `out` all together when the block ends without an
+    error. Files there that meshc did not write stay; results of an earlier compilation, which do
+    not belong to the new one, go, unless `keep`."""
     check_target(out)
-    out = out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    out = out.resolve()
+    with writable(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        place = out if out.exists() else out.parent
+        fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=place))
     try:
         yield fresh
-        fresh.chmod(0o755)
-        old = None
-        if out.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
-            old.rmdir()
-            out.rename(old)
-        fresh.rename(out)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        if not out.exists():
+            fresh.chmod(0o755)
+            fresh.rename(out)
+            return
+        if not keep:
+            for old in out.iterdir():
+                if old.is_file() and RESULT.fullmatch(old.name):
+                    old.unlink()
+        for new in sorted(fresh.iterdir()):
+            os.replace(new, out / new.name)
     finally:
         if fresh.exists():
             shutil.rmtree(fresh, ignore_errors=True)
@@ -103,6 +127,8 @@ def save_compiled(compiled: Compiled, folder: Path) -> None:
 def open_compiled(out: Path) -> Compiled:
     """Read what `meshc compile` wrote; InputError when there is none."""
     path = out / COMPILED
+    if out.exists() and not out.is_dir():
+        raise InputError(f"'{out}' is a file; give the folder that meshc compile wrote.")
     if not out.is_dir():
         raise InputError(
             f"Folder '{out}' does not exist; make it with: meshc compile MODEL.onnx --chip CHIP "
@@ -119,8 +145,16 @@ def open_compiled(out: Path) -> Compiled:
         raise InputError(f"'{path}' cannot be read ({error.strerror}).") from None
     try:
         compiled = codec.loads(text)
-        if not isinstance(compiled, Compiled):
+        if not isinstance(compiled, Compiled) or compiled.version != __version__:
             raise TypeError
+        for phase in compiled.phases.values():
+            for r in phase.program.regions.values():
+                if not (
+                    0 <= r.row <= r.row + r.rows <= compiled.chip.rows
+                    and 0 <= r.col <= r.col + r.cols <= compiled.chip.cols
+                    and (phase.plan.rows, phase.plan.cols) == (r.rows, r.cols)
+                ):
+                    raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(
             f"'{path}' is damaged or from another version of meshc; compile the model again."
@@ -160,9 +194,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def mark(folder: Path) -> None:
-    """Note that meshc wrote this folder and may replace it."""
-    from meshc import __version__
-
+    """Note that meshc wrote this folder and may replace what is in it."""
     write_whole(folder / MARKER, (json.dumps({"meshc": __version__}) + "\n").encode())
 
 
@@ -275,6 +307,16 @@ def _span_kind(span: Span, program: Program) -> str:
     return span.kind
 
 
+def check_file(path: Path) -> None:
+    """Refuse a file's place that is a folder or lies in none."""
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder; give the name of a file.")
+    if not path.absolute().parent.is_dir():
+        raise InputError(
+            f"Folder '{path.absolute().parent}' does not exist; make it or give another place."
+        )
+
+
 def write_chrome_trace(path: Path, traces: dict[str, Trace], compiled: Compiled) -> None:
     """A trace that Perfetto and chrome://tracing open: a track per core, or per region above
     4,096 cores. Times are in microseconds of the chip's clock."""
@@ -306,8 +348,6 @@ def write_chrome_trace(path: Path, traces: dict[str, Trace], compiled: Compiled)
         else:
             for s in trace.spans:
                 events.append(_event(number, track(s.region), s, s.start_cycle, s.end_cycle, scale))
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"Folder '{path.absolute().parent}' of the trace file does not exist.")
     write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode())
 
 

@@ -425,7 +425,7 @@ TOO_SMALL = re.compile(
     r"Model 'llama-optimum-with_past' does not fit (test4x4|the 1x2 grid): the best mapping found, "
     r"on (\d+) regions? of (\d+)x(\d+) cores, needs (?P<needs>\d+) bytes of SRAM per core where "
     r"(?P<usable>\d+) are usable, (?P<over>\d+) too many \(its weights take 328960 bytes and its "
-    r"KV cache of 17 tokens 8704\); core\.sram_bytes of at least (?P<sram>\d+), about "
+    r"KV cache of (17 tokens 8704|80 tokens 40960)\); core\.sram_bytes of at least (?P<sram>\d+), about "
     r"(?P<times>[\d.]+) times as many cores, or a shorter --max-context or smaller --batch would "
     r"make it fit\."
 )
@@ -457,14 +457,18 @@ def test_too_little_sram_says_how_much_would_do(
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[] if c == "grid" else [pytest.mark.slow]) for c in SMALL]
+    ("case", "phase"),
+    [
+        ("grid", "decode"),
+        *(pytest.param(c, p, marks=pytest.mark.slow) for c in SMALL for p in ("decode", "both")),
+    ],
 )
 def test_too_few_cores_says_how_many_would_do(
-    case: str, bench: Path, meshc: Meshc, example: Path
+    case: str, phase: str, bench: Path, meshc: Meshc, example: Path
 ) -> None:
     """Rounded up to whole rows or columns."""
     command = ("compile", example, "--chip", "test4x4", "-o", "out", "--solver", "greedy")
-    command = (*command, "--phase", "decode", *SMALL[case])
+    command = (*command, "--phase", phase, *SMALL[case])
     told = TOO_SMALL.fullmatch(meshc(*command).sentence)
     assert told
     times = float(told["times"])

@@ -8,6 +8,8 @@ from typing import Literal
 from meshc.errors import InputError
 
 Phase = Literal["prefill", "decode"]
+MOST_SEQUENCES = 1 << 16
+MOST_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class Workload:
         ):
             if value < least:
                 raise InputError(f"--{name} {value} is below {least}; give at least {least}.")
+        for name, value, most in (
+            ("batch", self.batch, MOST_SEQUENCES),
+            ("max-context", self.max_context, MOST_TOKENS),
+        ):
+            if value > most:
+                raise InputError(f"--{name} {value} is above {most}; give at most {most}.")
         if self.max_context < self.context + self.prompt:
             raise InputError(
                 f"--max-context {self.max_context} is below the {self.context + self.prompt} "

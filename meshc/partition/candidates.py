@@ -145,7 +145,9 @@ def _candidate(
         if dim.kind in PARTIAL:
             for axis in per_dim[d]:
                 lanes = rows if axis == "row" else cols
-                best, time = model.best_groups(prod(local[-1]), dtypes[-1], lanes)
+                best, time = model.best_groups(
+                    prod(local[-1]), dtypes[-1], lanes, model.pitch(axis)
+                )
                 reduce.append(axis)
                 groups.append(best)
                 cycles += time

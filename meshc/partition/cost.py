@@ -67,12 +67,25 @@ class CostModel:
         fill = (2 * a.rows if a.dataflow != "os" else a.rows) + a.cols - 2
         return count * (folds * (fill + stream) - 1)
 
-    def message(self, size_bytes_: float, hops: float) -> float:
-        """A message alone: from sending to having been received."""
+    def message(self, size_bytes_: float, hops: float, seams: int = 0) -> float:
+        """A message alone: from sending to having been received.
+
+        seams: how many of its hops cross from chip to chip.
+        """
         noc = self.chip.noc
         hop_time = (1 if noc.topology == "exchange" else hops) * noc.hop_cycles + noc.sync_cycles
-        serial = max(1, ceil(size_bytes_ / self._link())) - 1
+        link = self._link()
+        if seams and self.chip.seams is not None:
+            hop_time += seams * (self.chip.seams.hop_cycles - noc.hop_cycles)
+            link = min(link, self.chip.seams.link_bytes_per_cycle)
+        serial = max(1, ceil(size_bytes_ / link)) - 1
         return 2 * noc.message_cycles + sum(noc.ramp_cycles) + hop_time + serial
+
+    def pitch(self, axis: Axis) -> int:
+        """Lanes along an axis from one seam to the next, 0 without seams. Regions are taken to
+        begin at a chip's corner."""
+        seams = self.chip.seams
+        return 0 if seams is None else seams.rows if axis == "row" else seams.cols
 
     def _link(self) -> float:
         noc = self.chip.noc
@@ -86,8 +99,13 @@ class CostModel:
         traffic = 3 * elements * size_bytes(dtype) / core.sram_bytes_per_cycle
         return ceil(max(elements / vector, traffic))
 
-    def all_reduce(self, elements: int, dtype: str, lanes: int, groups: int) -> float:
-        """Reduce along a line of lanes by a tree of `groups` groups, then give the result back."""
+    def all_reduce(
+        self, elements: int, dtype: str, lanes: int, groups: int, pitch: int = 0
+    ) -> float:
+        """Reduce along a line of lanes by a tree of `groups` groups, then give the result back.
+
+        pitch: lanes from seam to seam along the line, 0 without seams.
+        """
         if lanes == 1 or elements == 0:
             return 0.0
         size = elements * size_bytes(dtype)
@@ -99,15 +117,16 @@ class CostModel:
             for lane in order:
                 at = ready[lane]
                 for child in children[lane]:
-                    at = max(at, done[child] + self.message(size, abs(child - lane))) + add
+                    at = max(at, done[child] + self.message(*_leg(size, child, lane, pitch))) + add
                 done[lane] = ready[lane] = at
         reduced = ready[t.root]
         if self.chip.noc.multicast:
             far = max(t.root, lanes - 1 - t.root)
-            return reduced + self.message(size, far)
-        return reduced + self._give_back(size, lanes, groups)
+            end = 0 if far == t.root else lanes - 1
+            return reduced + self.message(*_leg(size, t.root, end, pitch))
+        return reduced + self._give_back(size, lanes, groups, pitch)
 
-    def _give_back(self, size: int, lanes: int, groups: int) -> float:
+    def _give_back(self, size: int, lanes: int, groups: int, pitch: int) -> float:
         t = tree(lanes, groups)
         at = {t.root: 0.0}
         noc = self.chip.noc
@@ -117,13 +136,17 @@ class CostModel:
             while front:
                 lane = front.pop()
                 for number, child in enumerate(t.children[level][lane]):
-                    at[child] = at[lane] + number * issue + self.message(size, abs(child - lane))
+                    at[child] = (
+                        at[lane] + number * issue + self.message(*_leg(size, lane, child, pitch))
+                    )
                     front.append(child)
         return max(at.values())
 
-    def best_groups(self, elements: int, dtype: str, lanes: int) -> tuple[int, float]:
+    def best_groups(
+        self, elements: int, dtype: str, lanes: int, pitch: int = 0
+    ) -> tuple[int, float]:
         """The number of groups with the least all-reduce time, and that time."""
-        return _best_groups(self, elements, dtype, lanes)
+        return _best_groups(self, elements, dtype, lanes, pitch)
 
     def reshard(
         self,
@@ -144,11 +167,19 @@ class CostModel:
         return _reshard(self, source, wanted, shape, dtype, rows, cols)
 
 
+def _leg(size: int, start: int, end: int, pitch: int) -> tuple[int, int, int]:
+    """Arguments of `message` from one place of a line to another."""
+    return size, abs(end - start), abs(end // pitch - start // pitch) if pitch else 0
+
+
 @lru_cache(maxsize=100_000)
-def _best_groups(model: CostModel, elements: int, dtype: str, lanes: int) -> tuple[int, float]:
+def _best_groups(
+    model: CostModel, elements: int, dtype: str, lanes: int, pitch: int
+) -> tuple[int, float]:
     options = sorted({1, *(g for g in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32) if g < lanes)})
     return min(
-        ((g, model.all_reduce(elements, dtype, lanes, g)) for g in options), key=lambda x: x[1]
+        ((g, model.all_reduce(elements, dtype, lanes, g, pitch)) for g in options),
+        key=lambda x: x[1],
     )
 
 
@@ -167,7 +198,7 @@ def _reshard(
     element = size_bytes(dtype)
     worst = 0.0
     for home in sorted({(0, 0), (rows - 1, cols - 1), (rows // 2, cols // 2)}):
-        arrive, messages, local_bytes, far = 0.0, 0, 0, 0
+        arrive, messages, local_bytes, far, crossed = 0.0, 0, 0, 0, 0
         found: list[tuple[int, int, int]] = [(-1, -1, element)]
         for s, w, n in zip(source.splits, wanted.splits, shape, strict=True):
             found = [
@@ -181,11 +212,17 @@ def _reshard(
                 local_bytes += size
                 continue
             messages += 1
-            arrive += max(1, ceil(size / link))
+            crossings = _leg(size, giver[0], home[0], model.pitch("row"))[2]
+            crossings += _leg(size, giver[1], home[1], model.pitch("col"))[2]
+            crossed = max(crossed, crossings)
+            slow = model.chip.seams.link_bytes_per_cycle if model.chip.seams else link
+            arrive += max(1, ceil(size / (min(link, slow) if crossings else link)))
             far = max(far, abs(giver[0] - home[0]) + abs(giver[1] - home[1]))
         if messages:
             time = (messages + 1) * noc.message_cycles + sum(noc.ramp_cycles) + arrive - 1
             time += (1 if noc.topology == "exchange" else far) * noc.hop_cycles + noc.sync_cycles
+            if model.chip.seams is not None:
+                time += crossed * (model.chip.seams.hop_cycles - noc.hop_cycles)
         else:
             time = 0.0
         time += ceil(2 * local_bytes / model.chip.core.sram_bytes_per_cycle)

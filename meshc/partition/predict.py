@@ -45,7 +45,8 @@ def _price(program: Program, model: CostModel, i: Instruction, rows: int, cols: 
         elements = 1
         for n in b.layout.largest(b.shape, rows, cols):
             elements *= n
-        return model.all_reduce(elements, b.dtype, rows if i.axis == "row" else cols, i.groups)
+        lanes = rows if i.axis == "row" else cols
+        return model.all_reduce(elements, b.dtype, lanes, i.groups, model.pitch(i.axis))
     source, target = program.buffers[i.source], program.buffers[i.destination]
     return model.reshard(source.layout, target.layout, target.shape, source.dtype, rows, cols)
 
