@@ -425,8 +425,8 @@ TOO_SMALL = re.compile(
     r"Model 'llama-optimum-with_past' does not fit (test4x4|the 1x2 grid): the best mapping found, "
     r"on (\d+) regions? of (\d+)x(\d+) cores, needs (?P<needs>\d+) bytes of SRAM per core where "
     r"(?P<usable>\d+) are usable, (?P<over>\d+) too many \(its weights take 328960 bytes and its "
-    r"KV cache of (17 tokens 8704|80 tokens 40960)\); core\.sram_bytes of at least (?P<sram>\d+), about "
-    r"(?P<times>[\d.]+) times as many cores, or a shorter --max-context or smaller --batch would "
+    r"KV cache of (17 tokens 8704|80 tokens 40960)\); core\.sram_bytes of at least (?P<sram>\d+), "
+    r"about (?P<times>[\d.]+) times as many cores, or a shorter --max-context or smaller --batch would "
     r"make it fit\."
 )
 SMALL = {
