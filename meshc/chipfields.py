@@ -40,7 +40,6 @@ def _finite(value: float) -> bool:
         return False
 
 
-MOST_ROWS = 4096
 MOST_NETWORKS = 16
 
 
@@ -128,8 +127,8 @@ TABLES: dict[str, dict[str, Field]] = {
     "": {
         "name": Field(_text, REQUIRED),
         "source": Field(_text, REQUIRED),
-        "rows": Field(_whole(1, MOST_ROWS), REQUIRED),
-        "cols": Field(_whole(1, MOST_ROWS), REQUIRED),
+        "rows": Field(_whole(1), REQUIRED),
+        "cols": Field(_whole(1), REQUIRED),
         "clock_hz": Field(_POSITIVE, REQUIRED),
         "dead_cores": Field(_COORDS),
         "dead_rows": Field(_INDICES),

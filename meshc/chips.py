@@ -206,7 +206,8 @@ def _nearest(table: str, key: str) -> str:
 
     def likeness(candidate: tuple[str, str]) -> float:
         same = 0.15 if candidate[0] == table else 0.0
-        return difflib.SequenceMatcher(None, key, candidate[1]).ratio() + same
+        begins = 0.3 if candidate[1].startswith(key) else 0.0
+        return difflib.SequenceMatcher(None, key, candidate[1]).ratio() + same + begins
 
     known = [(t, f) for t, fields in TABLES.items() for f in fields]
     known += [tuple(t.rpartition(".")[::2]) for t in TABLES if t]  # type: ignore[misc]

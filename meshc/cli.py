@@ -56,6 +56,21 @@ def _dimension(text: str) -> tuple[str, int]:
     return key, int(value)
 
 
+class _Dimensions(argparse.Action):
+    """Collects NAME=N; a name given twice must have one value."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        found = dict(getattr(namespace, self.dest))
+        name, size = values
+        if found.get(name, size) != size:
+            raise argparse.ArgumentError(
+                self, f"'{name}' is given both {found[name]} and {size}; give one of them"
+            )
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), (name, size)])
+
+
 def _positive(text: str) -> float:
     try:
         value = float(text)
@@ -108,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument(
         "--dim",
         type=_dimension,
-        action="append",
+        action=_Dimensions,
         default=[],
         metavar="NAME=N",
         help="bind another symbolic dimension (repeatable)",

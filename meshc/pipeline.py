@@ -176,6 +176,9 @@ def compile(
     if until in ("place", "emit"):
         _dump_plans(dumps, fitting[0].plans)
         _dump(dumps, "placement", fitting[0].placement.dump())
+        if until == "emit":
+            for p, program in zip(phases, fitting[0].programs, strict=True):
+                _dump(dumps, f"{p.phase}.program", program.dump())
         return None
     say("route, and emulate the finalists")
     chosen = fastest(fitting, phases, chip, options)
@@ -196,6 +199,7 @@ def compile(
             predict(program, chip),
             p.graph,
         )
+        _dump(dumps, f"{p.phase}.program", program.dump())
         _dump(dumps, f"{p.phase}.routing", routing.dump())
     graph = phases[0].graph
     from meshc import __version__

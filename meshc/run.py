@@ -271,11 +271,14 @@ def _mismatch(given: Mapping[str, np.ndarray], bound: Any) -> str | None:
                 f"input '{name}' has shape {list(given[name].shape)} where {list(shape)} was "
                 "compiled, compile with fitting --batch, --prompt and --context."
             )
-    for name, (_, dtype) in bound.inputs.items():
-        if dtype not in FLOATS and given[name].dtype.kind == "f":
+    types = {n: d for n, (_, d) in bound.inputs.items()}
+    types |= {p: d for p, _, _, d in bound.caches if p is not None}
+    for name, dtype in types.items():
+        kinds = "fiub" if dtype in FLOATS else "iub"
+        if given[name].dtype.kind not in kinds and given[name].dtype != NUMPY[dtype]:
             return (
-                f"input '{name}' holds {given[name].dtype} numbers where {dtype} is wanted, write "
-                "it as whole numbers."
+                f"input '{name}' holds elements of type {given[name].dtype} where {dtype} is "
+                "wanted, convert it."
             )
     limits = index_limits(bound.graph)
     for name, size in limits.items():

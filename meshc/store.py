@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshc import __version__
-from meshc.errors import InputError
+from meshc.errors import InputError, InvariantError
 from meshc.ir import codec
 from meshc.ir.compiled import Compiled
 from meshc.ir.dtypes import NUMPY
@@ -36,7 +36,7 @@ SECONDS = "seconds.json"
 RESULT = re.compile(
     r"report\.(json|html)|outputs\.npz|trace-(prefill|decode)\.(json|npz)"
     r"|(placement|sram|utilization|links|timeline)(-(prefill|decode))?\.(png|svg)"
-    r"|(prefill|decode)\.(graph|plan|routing)\.txt|placement\.txt"
+    r"|(prefill|decode)\.(graph|plan|program|routing)\.txt|placement\.txt"
 )
 STAGES = ("import", "partition", "place", "route", "emit")
 REPORT = "report.json"
@@ -135,7 +135,7 @@ def open_compiled(out: Path) -> Compiled:
             f"-o {out}."
         )
     try:
-        text = path.read_text()
+        data = path.read_bytes()
     except FileNotFoundError:
         raise InputError(
             f"Folder '{out}' holds no compiled model ({COMPILED}); make it with: meshc compile "
@@ -144,10 +144,11 @@ def open_compiled(out: Path) -> Compiled:
     except OSError as error:
         raise InputError(f"'{path}' cannot be read ({error.strerror}).") from None
     try:
-        compiled = codec.loads(text)
+        compiled = codec.loads(data.decode())
         if not isinstance(compiled, Compiled) or compiled.version != __version__:
             raise TypeError
         for phase in compiled.phases.values():
+            phase.program.verify()
             for r in phase.program.regions.values():
                 if not (
                     0 <= r.row <= r.row + r.rows <= compiled.chip.rows
@@ -155,7 +156,7 @@ def open_compiled(out: Path) -> Compiled:
                     and (phase.plan.rows, phase.plan.cols) == (r.rows, r.cols)
                 ):
                     raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, InvariantError):
         raise InputError(
             f"'{path}' is damaged or from another version of meshc; compile the model again."
         ) from None

@@ -179,7 +179,7 @@ def test_array(write) -> None:
         ("rows = 4", 'rows = "4"', 'rows is "4", but it must be a whole number of at least 1; '
          "correct it."),
         ("rows = 4", f"rows = {10**400}", f"rows is {str(10**400)[:57]}…, but it must be a whole "
-         "number of at least 1; correct it."),
+         "number from 1 to 9007199254740992; correct it."),
         ("1e9", "nan", "clock_hz is nan, but it must be a number above 0; correct it."),
         ("1e9", "inf", "clock_hz is inf, but it must be a number above 0; correct it."),
         ("= 24", "= -24", "noc.link_bytes_per_cycle is -24, but it must be a number above 0; "

@@ -214,7 +214,11 @@ def test_a_generation_leaves_the_folder_as_it_was(out: Path, meshc: Callable[...
         ),
         (("--ids", "3,160"), "Token id 160 is outside the vocabulary of 0 to 159."),
         (("--ids=-1",), "Token id -1 is outside the vocabulary of 0 to 159."),
-        (("--ids", ""), "--ids is empty; give at least one token id."),
+        (
+            ("--ids", ""),
+            "Argument --ids: '' is not a list of token ids, such as 1,2,3; see meshc generate "
+            "--help.",
+        ),
         (("--ids", "1", "--tokens", "0"), "--tokens 0 is below 1; ask for at least one token."),
         (
             ("--ids", "1,2", "--tokens", "40"),

@@ -34,7 +34,9 @@ DECODER = "llama-ptdynamo-op18-decode"
 HALF = "llama-ptdynamo-op18-fp16-decode"
 DEFAULT: dict[str, dict[str, Any]] = {
     "decode": {"phase": "decode", "context": 9},
-    "both": {"phase": "both", "prompt": 5, "grid": (2, 3)},
+    "both": {
+        "phase": "both", "prompt": 5, "grid": (2, 3), "overrides": ("energy.mac_pj.fp32=2.0",),
+    },
     "line": {"phase": "prefill", "batch": 2, "prompt": 3, "context": 5, "grid": (1, 4)},
     "column": {"phase": "decode", "context": 33, "grid": (4, 1), "seed": 3},
     "one core": {"phase": "prefill", "prompt": 2, "grid": (1, 1)},
@@ -481,6 +483,7 @@ def test_report_agrees_with_itself(reported: Path, build: Callable[..., Compiled
     assert report["ttft_s"] == report["phases"]["prefill"]["latency_s"]
     assert report["tpot_s"] == report["phases"]["decode"]["latency_s"]
     parts = report["energy"]["by_part"]
+    assert all(joules >= 0 for joules in parts.values()) and parts["compute"] > 0
     assert report["energy"]["joules_per_token"] == pytest.approx(sum(parts.values()))
     assert {s["stage"] for s in report["solves"]} == {"plan", "place", "route"}
     for solve in report["solves"]:

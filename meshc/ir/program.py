@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from meshc.errors import InvariantError
 from meshc.ir.dtypes import size_bytes
 from meshc.ir.graph import Op
 from meshc.ir.layout import Axis, Layout
@@ -192,3 +193,59 @@ class Program:
     outputs: tuple[tuple[str, str, str, int], ...]
     tensor_shapes: dict[str, tuple[int, ...]]
     tensor_dtypes: dict[str, str]
+
+    def verify(self) -> None:
+        """Raise InvariantError unless everything that is named exists."""
+        for e in self.schedule:
+            if not isinstance(e, Run | Move):
+                raise InvariantError(f"The schedule has {e!r}, which is neither a run nor a move.")
+            regions = (e.region, e.to_region) if isinstance(e, Move) else (e.region,)
+            for name in regions:
+                if name not in self.regions:
+                    raise InvariantError(f"The schedule names the unknown region '{name}'.")
+            if isinstance(e, Run) and e.body not in self.bodies:
+                raise InvariantError(f"The schedule names the unknown body '{e.body}'.")
+        moves = [e.transfer for e in self.schedule if isinstance(e, Move)]
+        for i in (*moves, *(i for body in self.bodies.values() for i in body)):
+            for name in buffers_of(i):
+                if name not in self.buffers:
+                    raise InvariantError(f"'{i.name}' names the unknown buffer '{name}'.")
+            if isinstance(i, Compute) and i.op not in self.ops:
+                raise InvariantError(f"'{i.name}' names the unknown op '{i.op}'.")
+        for data, buffer, region, _ in (*self.load, *self.outputs):
+            if buffer not in self.buffers or region not in self.regions:
+                raise InvariantError(f"'{data}' lies in an unknown buffer or region.")
+
+    def dump(self) -> str:
+        """Canonical text: buffers with their addresses, bodies, schedule."""
+        lines = [f"program {self.phase} for {self.chip} {self.rows}x{self.cols}"]
+        for r in self.regions.values():
+            lines.append(f"region {r.name} {r.rows}x{r.cols} at ({r.row},{r.col})")
+        for b in self.buffers.values():
+            lines.append(
+                f"buffer {b.name}: {b.kind} {list(b.shape)} of {list(b.capacity)} {b.dtype} "
+                f"{b.layout} at {b.offset}+{b.bytes} stride {b.stride} "
+                f"live {b.live[0]}..{b.live[1]}"
+            )
+        for name, body in self.bodies.items():
+            lines.append(f"body {name}")
+            lines += [f"  {_instruction_text(i)}" for i in body]
+        for e in self.schedule:
+            if isinstance(e, Move):
+                text = f"move {e.transfer.source} from {e.region} to {e.to_region}"
+            else:
+                text = f"run {e.body} on {e.region} layers {e.first}..{e.last - 1}"
+            lines.append(text)
+        lines += [f"load {d} into {b} of {r} layer {n}" for d, b, r, n in self.load]
+        lines += [f"output {d} in {b} of {r} layer {n}" for d, b, r, n in self.outputs]
+        return "\n".join(lines) + "\n"
+
+
+def _instruction_text(i: Instruction) -> str:
+    if isinstance(i, Compute):
+        return f"compute {i.op}: {i.output} <- {', '.join(i.inputs)}"
+    if isinstance(i, Reduce):
+        return f"reduce {i.buffer} by {i.combine} over {i.axis} in {i.groups} groups"
+    if isinstance(i, Broadcast):
+        return f"broadcast {i.buffer} over {i.axis} in {i.groups} groups"
+    return f"transfer {i.destination} <- {i.source}"
