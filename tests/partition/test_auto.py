@@ -243,7 +243,10 @@ def test_shapes_are_free_rectangles_small_first() -> None:
             if not any(Coord(r + i, c + j) in chip.dead() for i in range(rows) for j in range(cols))
         ]
         assert free
-    assert (1, 1) in found and not free_rectangle(chip, 1, 4) and free_rectangle(chip, 4, 3)
+    assert (4, 3) in found, "the widest healthy rectangle"
+    assert all(min(shape) > 1 for shape in found), "both axes divide something"
+    assert not free_rectangle(chip, 1, 4) and free_rectangle(chip, 4, 3)
+    assert (1, 6) in shapes(small_chip(1, 6)), "on a line there is nothing else"
     assert not free_rectangle(chip, 5, 1)
     areas = [r * c for r, c in shapes(small_chip(8, 8))]
     assert areas == sorted(areas), "smallest area first"
