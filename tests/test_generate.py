@@ -134,7 +134,7 @@ def test_tokens_are_those_of_onnx_runtime(
 @pytest.mark.parametrize(
     "more",
     [
-        {"strategy": "pipeline", "grid": None, "max_context": 24},
+        {"strategy": "pipeline", "grid": (1, 3)},
         pytest.param({"grid": (3, 4)}, marks=pytest.mark.slow),
         pytest.param({"chip": "test8x8", "grid": None, "solver": "ilp"}, marks=pytest.mark.slow),
         pytest.param({"chip": "test16x16", "grid": (8, 16)}, marks=pytest.mark.slow),

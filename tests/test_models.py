@@ -72,7 +72,7 @@ FEW: list[tuple[str, str, Work]] = [
     ("llama-ptdynamo-op18-fp16-decode", "test4x4", DECODES[3]),
     ("llama-ptdynamo-op18-fp16-decode", "test8x8", {**PREFILLS[2], "grid": (5, 3)}),
     ("llama-ptdynamo-op18-prefill", "test4x4", {**PREFILLS[1], "grid": (4, 4)}),
-    ("llama-ptdynamo-op18-noopt-prefill", "test8x8", {**PREFILLS[0], "grid": (8, 8)}),
+    ("llama-ptdynamo-op18-noopt-prefill", "test8x8", {**PREFILLS[0], "grid": (4, 4)}),
     (STATIC, "test4x4", {"grid": (3, 4)}),
     ("llama-ptdynamo-op23-decode", "test4x4", {**DECODES[1], "grid": (4, 4)}),
     ("llama-ptscript-op17-decode", "test4x4", {**CHUNKS[2], "grid": (2, 2)}),
