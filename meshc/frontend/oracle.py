@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,8 @@ def _open(model: Model) -> tuple[Any, str]:
     providers = ["CPUExecutionProvider"]
     try:
         if _has_bf16(model):
-            widened = _widen(model)
-            return ort.InferenceSession(widened, options, providers=providers), WIDENED
+            wide = widened(model.proto, model.path.parent)
+            return ort.InferenceSession(wide, options, providers=providers), WIDENED
         return ort.InferenceSession(str(model.path), options, providers=providers), PLAIN
     except Exception as error:
         raise InputError(
@@ -90,14 +91,14 @@ def _has_bf16(model: Model) -> bool:
     )
 
 
-def _widen(model: Model) -> bytes:
-    """The serialised model with every bf16 replaced by fp32."""
+def widened(given: Any, folder: Path) -> bytes:
+    """A serialised ModelProto with every bf16 replaced by fp32. folder: of its external data."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_model
 
     proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    load_external_data_for_model(proto, str(model.path.parent))
+    proto.CopyFrom(given)
+    load_external_data_for_model(proto, str(folder))
     _widen_graph(proto.graph)
     for function in proto.functions:
         _widen_nodes(function.node)
