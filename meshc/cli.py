@@ -290,8 +290,11 @@ def _compile(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     status, say = _say(args)
     dumps: dict[str, str] | None = {} if args.dump else None
+    notes: list[str] = []
     with status:
-        compiled = compile_model(args.model, options, progress=say, until=args.until, dumps=dumps)
+        compiled = compile_model(
+            args.model, options, progress=say, until=args.until, dumps=dumps, note=notes.append
+        )
     with store.whole_folder(out, keep=compiled is None) as folder:
         store.mark(folder)
         if compiled is not None:
@@ -307,6 +310,8 @@ def _compile(args: argparse.Namespace) -> int:
         _emit_json(record)
     elif not args.quiet:
         summary.print_compiled(compiled, record)
+    for text in [] if args.quiet else notes:
+        print(text, file=sys.stderr)
     return 0
 
 

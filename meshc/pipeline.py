@@ -76,10 +76,12 @@ def compile(
     progress: Callable[[str], None] | None = None,
     until: str | None = None,
     dumps: dict[str, str] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Compiled | None:
     """Compile a model for a chip.
 
     until: stop after this stage and return None.   dumps: receives each stage's text dump.
+    note: receives sentences that the user should know although nothing is wrong.
     Raises InputError for input that cannot be accepted, DoesNotFitError when it does not fit.
     """
     say = progress or (lambda text: None)
@@ -119,6 +121,7 @@ def compile(
         full[phase] = bound[phase] if far == w else _bind(m, far, options)
         bound[phase].graph.verify()
         _dump(dumps, f"{phase}.graph", bound[phase].graph.dump())
+    _note_absent(note, [m for m in (model, decode_model) if m is not None])
     start = clock("import", start)
     if until == "import":
         return None
@@ -221,6 +224,17 @@ def compile(
         clock.seconds,
         __version__,
     )
+
+
+def _note_absent(note: Callable[[str], None] | None, models: list[Any]) -> None:
+    """Tell that a model's weights are not there."""
+    for model in models if note else ():
+        absent = frontend.absent_weights(model)
+        if absent.count and note:
+            note(
+                f"Only timing is possible with '{model.path.name}': {absent.count} of its "
+                f"{absent.weights} weights are absent. {absent.reason}"
+            )
 
 
 def check_rates(graph: Graph, chip: ChipSpec) -> None:

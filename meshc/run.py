@@ -196,6 +196,7 @@ def verify_phase(
     model = open_model(compiled.phases[phase])
     w = compiled.phases[phase].workload
     own, bound = step_program(compiled, phase, model, context=w.context)
+    bound.data.require()
     if feeds is None:
         feeds = random_inputs(bound, compiled.options.seed)
     try:
@@ -377,6 +378,7 @@ def generate(
         program, bound = step_program(
             compiled, phase, models[phase], context=context, prompt=len(fed)
         )
+        bound.data.require()
         feeds = _prompt_feeds(bound, fed)
         trace = emulate(
             program,

@@ -6,11 +6,13 @@ from meshc.frontend.binding import workloads
 from meshc.frontend.oracle import run_oracle
 from meshc.frontend.reader import Model, load_model
 from meshc.frontend.table import operator_table
+from meshc.frontend.weights import absent_weights
 
 __all__ = [
     "Bound",
     "Model",
     "TensorData",
+    "absent_weights",
     "bind",
     "load_model",
     "operator_table",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshc.errors import InputError
 from meshc.frontend.builder import Builder, Node, Value
 from meshc.frontend.folding import Const
 from meshc.frontend.importer import Importer
@@ -26,10 +27,23 @@ class TensorData:
         """The array; large weights are read from the model's files each time."""
         return self.consts[name].array()
 
+    def require(self) -> None:
+        """InputError where a weight or constant that the program loads has no values."""
+        for const in self.consts.values():
+            if const.lacks:
+                raise InputError(const.lacks)
+
     def digest(self, name: str) -> str:
-        """Hash of type, shape and content: equal for a weight that two graphs share."""
+        """Hash of type, shape and content: equal for a weight that two graphs share.
+
+        Of a weight in an external file, which is not read for this, the name stands for the
+        content.
+        """
         const = self.consts[name]
         state = hashlib.sha256(f"{const.dtype}{list(const.shape)}".encode())
+        if const.outside:
+            state.update(name.encode())
+            return state.hexdigest()
         array = np.ascontiguousarray(const.array())
         state.update(array.reshape(-1).view(np.uint8).data)
         return state.hexdigest()

@@ -67,6 +67,7 @@ def bind(
         raise
     results = importer.run(dict(inputs), names)
     importer.check("leave out --dynamic-mask" if dynamic_mask else "")
+    importer.check_names()
     roots, pairs = _roots(model, builder, names, results)
     _check_shapes(model, inputs)
     net = Net(roots)

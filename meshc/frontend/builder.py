@@ -378,7 +378,8 @@ def _inline(form: Steps, inputs: Sequence[Value], rank: int) -> tuple[Steps, lis
     new: list[tuple[str, Any]] = []
     for v in inputs:
         c = v.const
-        if c is not None and c.fixed and c.size == 1 and not loose(array_of(v.labels)):
+        known = c is not None and c.fixed and c.size == 1 and not c.outside
+        if c is not None and known and not loose(array_of(v.labels)):
             new.append(("const", python_scalar(c)))
         elif any(v is k for k in kept):
             new.append(("in", next(i for i, k in enumerate(kept) if k is v)))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshc.errors import InputError
 from meshc.frontend.labels import FIXED, MIXED, array_of, loose, map_label
 from meshc.ir.dtypes import NUMPY
 from meshc.ops.elementwise import FUNCTIONS
@@ -22,12 +23,17 @@ Steps = tuple[Step, ...]
 
 _EAGER = 4096  # elements: below this a Const is evaluated at once
 _KEEP_BYTES = 1 << 24  # evaluated constants up to this size are kept
+_KEEP_OUTSIDE = 1 << 16  # the same for weights in external files, of which there are many
 
 
 class Const:
-    """An array known at compile time."""
+    """An array known at compile time.
 
-    __slots__ = ("_array", "_make", "dtype", "origin", "shape")
+    outside: its values come from an external file or are absent, so nothing reads them before
+    they are needed.   lacks: why there are no values, as a sentence; "" where there are.
+    """
+
+    __slots__ = ("_array", "_make", "dtype", "lacks", "origin", "outside", "shape")
 
     def __init__(
         self,
@@ -35,11 +41,15 @@ class Const:
         dtype: str,
         origin: Origin,
         make: Callable[[], np.ndarray],
+        outside: bool = False,
+        lacks: str = "",
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.origin = origin
         self._make = make
+        self.outside = outside
+        self.lacks = lacks
         self._array: np.ndarray | None = None
 
     @staticmethod
@@ -58,11 +68,13 @@ class Const:
         return not loose(self.origin)
 
     def array(self) -> np.ndarray:
-        """The values, in the numpy type of `dtype`."""
+        """The values, in the numpy type of `dtype`; InputError where they are absent."""
         if self._array is not None:
             return self._array
+        if self.lacks:
+            raise InputError(self.lacks)
         array = np.asarray(self._make(), dtype=NUMPY[self.dtype]).reshape(self.shape)
-        if array.nbytes <= _KEEP_BYTES:
+        if array.nbytes <= (_KEEP_OUTSIDE if self.outside else _KEEP_BYTES):
             self._array = array
         return array
 
@@ -98,8 +110,10 @@ def fold(
         dtype,
         origin,
         lambda: evaluate(kind, attrs, [c.array() for c in inputs], shape, dtype),
+        outside=any(c.outside for c in inputs),
+        lacks=next((c.lacks for c in inputs if c.lacks), ""),
     )
-    if size <= _EAGER and all(c.size <= _EAGER for c in inputs):
+    if not const.outside and size <= _EAGER and all(c.size <= _EAGER for c in inputs):
         const.array()
     return const
 

@@ -16,7 +16,8 @@ from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED
 from meshc.frontend.lower_fold import reference
 from meshc.frontend.operators import LOWERINGS
-from meshc.frontend.reader import DTYPES, Model, domain_of, read_tensor
+from meshc.frontend.reader import DTYPES, Model, domain_of
+from meshc.frontend.weights import absence, is_external, read_tensor
 from meshc.ir.dtypes import NAMES, NUMPY
 
 
@@ -42,6 +43,7 @@ class Importer:
         default_factory=dict
     )
     parameters: int = 0
+    nameless: dict[str, None] = field(default_factory=dict)  # read, but made by nothing
 
     def run(self, env: Env, wanted: Sequence[str]) -> list[Value | Poison | None]:
         """Values of the graph's outputs, given those of its inputs."""
@@ -54,34 +56,37 @@ class Importer:
             return None
         if name in env:
             return env[name]
-        if name in self.model.initializers:
-            return self._weight(name)
-        return POISON
+        return self._weight(name) if self.model.weight(name) is not None else POISON
 
     def _weight(self, name: str) -> Value:
         value = self.weights.get(name)
         if value is None:
-            tensor = self.model.initializers[name]
+            tensor = self.model.weight(name)
             value = self._tensor(tensor, name)
             self.weights[name] = value
             self.parameters += int(np.prod(tensor.dims, dtype=np.int64))
         return value
 
     def _tensor(self, tensor: Any, name: str) -> Value:
-        """A TensorProto as a constant; large ones are read when needed."""
+        """A TensorProto as a constant; large and external ones are read when needed, so that a
+        graph is the same with its data files and without."""
         if tensor.data_type not in DTYPES:
             raise InputError(
                 f"Weight '{name}' of '{self.model.path.name}' has the ONNX element type "
                 f"{tensor.data_type}, which is not supported; export it in a float type."
             )
         size = int(np.prod(tensor.dims, dtype=np.int64))
-        if size <= 64:
+        lacks = absence(self.model, tensor)
+        outside = is_external(tensor) or bool(lacks)
+        if size <= 64 and not outside:
             return self.builder.constant(read_tensor(self.model, tensor), name)
         const = Const(
             tuple(int(d) for d in tensor.dims),
             DTYPES[tensor.data_type],
             FIXED,
             lambda: read_tensor(self.model, tensor),
+            outside=outside,
+            lacks=lacks,
         )
         return self.builder.value(const, name)
 
@@ -100,6 +105,9 @@ class Importer:
             node = nodes[i]
             names = list(node.input)
             inputs = [self._look(env, n) for n in names]
+            for name, value in zip(names, inputs, strict=True):
+                if isinstance(value, Poison) and name not in env:
+                    self.nameless.setdefault(name)
             if node.op_type == "If" and not domain_of(node):
                 self._branch(node, env, opsets, prefix, attrs, inputs)
                 continue
@@ -234,6 +242,19 @@ class Importer:
             if domain_of(nodes[i]):
                 self._note_unknown(nodes[i])
         self.check()
+
+    def check_names(self) -> None:
+        """Raise for names that nodes read and neither a node, an input nor a weight defines."""
+        if not self.nameless:
+            return
+        name = next(iter(self.nameless))
+        more = len(self.nameless) - 1
+        others = f" (and {more} more)" if more else ""
+        raise InputError(
+            f"Nodes of '{self.model.path.name}' read '{name}'{others}, which no node makes and for "
+            "which there is neither an initializer nor a value_info with fixed dimensions; export "
+            "the model with its weights."
+        )
 
     # -- errors -------------------------------------------------------------------------------
 

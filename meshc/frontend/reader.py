@@ -12,10 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from meshc.errors import InputError
-from meshc.ir.dtypes import NUMPY
 
 if TYPE_CHECKING:
     from meshc.frontend.roles import Roles
@@ -83,6 +80,20 @@ class Model:
         return {t.name: t for t in self.proto.graph.initializer}
 
     @cached_property
+    def dangling(self) -> dict[str, Any]:
+        """Weights that no initializer defines: names that nodes read and nothing makes, as a
+        TensorProto with the dimensions and type that value_info gives them. Where it gives no
+        fixed dimensions the name is not among them."""
+        from meshc.frontend.weights import dangling_weights
+
+        return dangling_weights(self)
+
+    def weight(self, name: str) -> Any:
+        """TensorProto of an initializer or a dangling weight; None where the name is neither."""
+        found = self.initializers.get(name)
+        return self.dangling.get(name) if found is None else found
+
+    @cached_property
     def functions(self) -> dict[tuple[str, str], Any]:
         """Functions local to the model, by domain and name."""
         return {(domain_of(f), f.name): f for f in self.proto.functions}
@@ -125,8 +136,9 @@ def domain_of(item: Any) -> str:
 def load_model(path: str | Path) -> Model:
     """Parse the ONNX file at `path`; weights in external files stay there.
 
+    Weights may be absent: no more than timing needs is read, and a file without them is as good.
     Raises InputError for a missing, empty, truncated or foreign file, and for external data
-    that is missing, too short or outside the model's directory.
+    that is too short or outside the model's directory.
     """
     path = Path(path)
     if path.is_dir():
@@ -172,7 +184,9 @@ def load_model(path: str | Path) -> Model:
         )
     model.inputs = tuple(_port(model, v) for v in proto.graph.input if v.name not in given)
     model.outputs = tuple(_port(model, v) for v in proto.graph.output)
-    _check_external(model)
+    from meshc.frontend.weights import check_weights
+
+    check_weights(model)
     return model
 
 
@@ -195,99 +209,3 @@ def _dim(d: Any) -> int | str:
         return int(d.dim_value)
     name = str(d.dim_param)
     return int(name) if name.isdecimal() else name
-
-
-def external_entries(tensor: Any) -> dict[str, str]:
-    """location, offset and length of a tensor in an external file."""
-    return {e.key: e.value for e in tensor.external_data}
-
-
-def external_path(model: Model, tensor: Any) -> Path:
-    """File that holds an external tensor; refuses those outside the model's directory."""
-    location = external_entries(tensor).get("location", "")
-    folder = model.path.parent
-    inside = location and not Path(location).is_absolute() and ".." not in Path(location).parts
-    if not inside:
-        raise InputError(
-            f"Weight '{tensor.name}' of model '{model.path}' is stored in '{location}', outside "
-            "the model's directory; put the data file beside the model."
-        )
-    return folder / location
-
-
-def _check_external(model: Model) -> None:
-    sizes: dict[Path, int] = {}
-    for tensor in model.proto.graph.initializer:
-        if tensor.data_location != 1:
-            _check_embedded(model, tensor)
-            continue
-        file = external_path(model, tensor)
-        if file not in sizes:
-            if not file.is_file():
-                raise InputError(
-                    f"Model '{model.path}' keeps its weights in '{file.name}', which does not "
-                    f"exist in '{file.parent}'; put the data file beside the model."
-                )
-            sizes[file] = file.stat().st_size
-        entries = external_entries(tensor)
-        start = int(entries.get("offset", 0) or 0)
-        end = start + int(entries.get("length", 0) or tensor_bytes(tensor))
-        if end > sizes[file]:
-            raise InputError(
-                f"Weight '{tensor.name}' of model '{model.path}' ends at byte {end} of "
-                f"'{file.name}', which has {sizes[file]} bytes; copy the data file again."
-            )
-
-
-def _check_embedded(model: Model, tensor: Any) -> None:
-    """A weight inside the file must have all of its elements."""
-    size = tensor_bytes(tensor)
-    if tensor.HasField("raw_data"):
-        whole = tensor.ByteSize() >= size
-    else:
-        whole = not size or any(
-            len(field)
-            for field in (
-                *(tensor.float_data, tensor.int32_data, tensor.int64_data),
-                *(tensor.double_data, tensor.uint64_data),
-            )
-        )
-    if not whole:
-        raise InputError(
-            f"Weight '{tensor.name}' of model '{model.path}' has dimensions {list(tensor.dims)} "
-            "but not their data; export the model with its weights."
-        )
-
-
-def tensor_bytes(tensor: Any) -> int:
-    """Bytes of a tensor's elements, 0 for types that meshc does not know."""
-    name = DTYPES.get(tensor.data_type)
-    if name is None:
-        return 0
-    return int(np.prod(tensor.dims, dtype=np.int64)) * NUMPY[name].itemsize
-
-
-def read_tensor(model: Model, tensor: Any) -> np.ndarray:
-    """A TensorProto's elements; external data is memory-mapped."""
-    dtype = NUMPY[DTYPES[tensor.data_type]]
-    shape = tuple(int(d) for d in tensor.dims)
-    count = int(np.prod(shape, dtype=np.int64))
-    if count == 0:
-        return np.zeros(shape, dtype)
-    if tensor.data_location == 1:
-        start = int(external_entries(tensor).get("offset", 0) or 0)
-        file = external_path(model, tensor)
-        return np.memmap(file, dtype=dtype, mode="r", offset=start, shape=shape or (1,)).reshape(
-            shape
-        )
-    if tensor.raw_data:
-        return np.frombuffer(tensor.raw_data, dtype=dtype, count=count).reshape(shape)
-    from onnx import numpy_helper
-
-    array = numpy_helper.to_array(tensor)
-    if array.size != count:
-        raise InputError(
-            f"Weight '{tensor.name}' of model '{model.path}' has {array.size} of its {count} "
-            "elements; export the model with its weights."
-        )
-    return np.asarray(array, dtype=dtype).reshape(shape)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from meshc.errors import InputError
 from meshc.frontend.reader import Model, Port
+from meshc.frontend.weights import absence, is_external
 from meshc.ir.dtypes import FLOATS
 
 Role = Literal[
@@ -180,13 +181,12 @@ _TABLES = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}
 
 def _limit(model: Model, roles: dict[str, Role]) -> int | None:
     """Rows of the smallest table that positions look up."""
-    given = model.initializers
     positions = {n for n, r in roles.items() if r == "positions"}
     offset = dict.fromkeys(positions, 0)
     limits: list[int] = []
 
     def rows(name: str) -> list[int]:
-        tensor = given.get(name)
+        tensor = model.initializers.get(name)
         return [int(tensor.dims[0])] if tensor is not None and len(tensor.dims) == 2 else []
 
     for node in model.nodes():
@@ -216,7 +216,7 @@ def _scalar(model: Model, name: str) -> int | None:
             if node.op_type == "Constant" and node.output[0] == name:
                 tensor = next((a.t for a in node.attribute if a.name == "value"), None)
                 break
-    if tensor is None or tensor.data_location == 1:
+    if tensor is None or is_external(tensor) or absence(model, tensor):
         return None
     array = numpy_helper.to_array(tensor)
     return int(array.reshape(-1)[0]) if array.size == 1 else None
