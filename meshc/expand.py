@@ -58,9 +58,12 @@ class _Kernel:
 
     def at(self, layer: int, key: _Prefix) -> Action:
         del key
-        return Kernel(
-            self.op, tuple(p.at(layer) for p in self.inputs), self.output.at(layer), self.ranges
-        )
+        return self.run(layer, -1)
+
+    def run(self, instance: int, layer: int) -> Kernel:
+        """The kernel on an instance's buffers in a layer of the model."""
+        inputs = tuple(p.at(instance) for p in self.inputs)
+        return Kernel(self.op, inputs, self.output.at(instance), self.ranges, layer)
 
 
 @dataclass(frozen=True)
@@ -350,7 +353,9 @@ def _stamp(
     instance: int,
     key: _Prefix,
 ) -> Step:
-    actions = tuple(t.at(instance, key) for t in templates)
+    actions = tuple(
+        t.run(instance, layer) if isinstance(t, _Kernel) else t.at(instance, key) for t in templates
+    )
     kind = type(instruction).__name__.lower()
     return Step(position, instruction.name, instruction.op, kind, layer, actions)
 

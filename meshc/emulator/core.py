@@ -82,7 +82,12 @@ class CoreTimer:
     def kernel(self, kernel: Kernel) -> Cost:
         """Cost of a kernel; raises InputError if the core cannot compute in its types."""
         views = (*kernel.inputs, kernel.output)
-        key = (kernel.op, *[(v.dtype, v.extent, *map(len, v.ranges)) for v in views])
+        key: tuple[object, ...] = (
+            kernel.op,
+            *[(v.dtype, v.extent, *map(len, v.ranges)) for v in views],
+        )
+        if kernel.ranges and op_records.RECORDS[self.ops[kernel.op].kind].share is not None:
+            key = (*key, kernel.ranges, kernel.layer)  # equal shapes may be unequal work
         cost = self._costs.get(key)
         if cost is None:
             cost = self._costs[key] = self._cost(kernel, views)
@@ -95,7 +100,13 @@ class CoreTimer:
         shapes = [tuple(map(len, v.ranges)) for v in views]
         dtypes = [v.dtype for v in views]
         op = self.ops[kernel.op]
-        work = op_records.work(op, shapes[:-1], shapes[-1], dtypes[:-1], dtypes[-1])
+        if kernel.ranges:
+            parts = kernel.ranges
+            work = op_records.share(
+                op, parts[:-1], parts[-1], dtypes[:-1], dtypes[-1], kernel.layer
+            )
+        else:
+            work = op_records.work(op, shapes[:-1], shapes[-1], dtypes[:-1], dtypes[-1])
         mac_cycles, mac_dtype = self._matmul_cycles(work, op.name)
         vector_cycles = self.vector_cycles(work.vector_ops, work.vector_dtype, op.name)
         sram_cycles = work.sram_bytes / self.core.sram_bytes_per_cycle

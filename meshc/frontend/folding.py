@@ -16,6 +16,11 @@ from meshc.errors import InputError
 from meshc.frontend.labels import FIXED, MIXED, array_of, loose, map_label
 from meshc.ir.dtypes import NUMPY
 from meshc.ops.elementwise import FUNCTIONS
+from meshc.ops.experts import multiplied
+from meshc.ops.gather import pick
+from meshc.ops.scan import cumulate
+from meshc.ops.scatter import scattered
+from meshc.ops.topk import select
 
 Origin = Any  # a label for all elements, or an array of one label per element
 Step = tuple[str, tuple[tuple[str, Any], ...], str]
@@ -124,11 +129,9 @@ def _origin(
     """Origin of each element of a folded integer tensor."""
     origins = [c.origins() for c in inputs]
     if kind == "gather":
-        return (
-            MIXED
-            if loose(origins[1])
-            else np.take(origins[0], inputs[1].array(), axis=attrs["axis"])
-        )
+        if loose(origins[1]) or attrs.get("batch", 0):
+            return MIXED
+        return np.take(origins[0], inputs[1].array(), axis=attrs["axis"])
     if kind in ("reshape", "transpose", "slice", "concat", "expand"):
         return evaluate(kind, attrs, origins, shape, "")
     if kind == "map" and len(attrs["steps"]) == 1:
@@ -180,7 +183,20 @@ def evaluate(
     if kind in ("concat", "append"):
         return np.concatenate(list(inputs), axis=attrs["axis"])
     if kind == "gather":
-        return np.take(x, inputs[1], axis=attrs["axis"])
+        axis, batch = attrs["axis"], attrs.get("batch", 0)
+        return pick(x, np.where(inputs[1] < 0, inputs[1] + x.shape[axis], inputs[1]), axis, batch)
+    if kind == "topk":
+        axis = attrs["axis"]
+        how = attrs["largest"], attrs["last"], attrs["result"]
+        return select(x, axis, shape[axis], *how)
+    if kind == "scan":
+        return cumulate(x, attrs["axis"], attrs["exclusive"], attrs["reverse"])
+    if kind == "scatter":
+        batch = attrs["batch"]
+        rows = range(x.shape[batch])
+        return scattered(x, inputs[1], inputs[2], batch, attrs["reduction"], rows)
+    if kind == "experts":
+        return multiplied(x, inputs[1], inputs[2], attrs["transpose_b"], 0).astype(NUMPY[dtype])
     raise AssertionError(kind)
 
 

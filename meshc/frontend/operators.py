@@ -7,6 +7,7 @@ from meshc.frontend import (
     lower_contrib,
     lower_elementwise,
     lower_fold,
+    lower_index,
     lower_matmul,
     lower_norm,
     lower_rotary,
@@ -23,5 +24,6 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_attention.TABLE,
     **lower_contrib.TABLE,
     **lower_fold.TABLE,
+    **lower_index.TABLE,
 }
 CONTROL = frozenset([("", "Constant"), ("", "If")])

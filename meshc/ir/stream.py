@@ -43,12 +43,14 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Run the op on local views. ranges: global index ranges of each operand's dims, the
-    output's last; they say which part of the tensors these shards are."""
+    output's last; they say which part of the tensors these shards are.   layer: of the model, -1
+    outside repeated segments."""
 
     op: str
     inputs: tuple[View, ...]
     output: View
     ranges: tuple[tuple[range, ...], ...]
+    layer: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,12 @@
 | expand | one | none: broadcast to the output tensor's shape |
 | slice | one | axis, start (non-negative), step; the length is the output's |
 | concat | several | axis |
-| gather | data, indices | axis; negative indices count from the end |
+| gather | data, indices | axis; batch: leading dimensions that both share; negatives count from the end |
 | append | past, new (or only new) | axis: the output is past with new behind it, in its memory |
+| topk | one | axis, largest, last, result: values or indices; the length is the output's |
+| scan | one | running sums: axis, exclusive, reverse |
+| scatter | data, indices, updates | batch, reduction |
+| experts | rows, weights of every expert, expert of each row | transpose_b, counts |
 | fused | any number | the Op's body |
 """
 
@@ -23,8 +27,20 @@ from meshc.ops.registry import (
     Use,
     Work,
     evaluate,
+    share,
     space,
     work,
 )
 
-__all__ = ["RECORDS", "IterDim", "OpRecord", "Space", "Use", "Work", "evaluate", "space", "work"]
+__all__ = [
+    "RECORDS",
+    "IterDim",
+    "OpRecord",
+    "Space",
+    "Use",
+    "Work",
+    "evaluate",
+    "share",
+    "space",
+    "work",
+]

@@ -70,10 +70,14 @@ class OpRecord:
     space: (op, input tensors, output tensor) → Space.
     evaluate: (op, local inputs, ranges of the inputs, ranges of the output) → local output as
         float32 or its own dtype; the caller rounds it to the output's dtype.
-    work: (op, local input shapes, local output shape, input dtypes, output dtype) → Work.
+    work: (op, local input shapes, local output shape, input dtypes, output dtype) → Work; of the
+        busiest lane where lanes with equal shapes differ.
+    share: where they do: (op, ranges of the inputs, ranges of the output, input dtypes, output
+        dtype, layer or -1) → Work of the lane that holds these parts.
     """
 
     kind: str
     space: Callable[[Op, Sequence[Tensor], Tensor], Space]
     evaluate: Callable[[Op, Sequence[np.ndarray], Sequence[Ranges], Ranges], np.ndarray]
     work: Callable[[Op, Sequence[tuple[int, ...]], tuple[int, ...], Sequence[str], str], Work]
+    share: Callable[[Op, Sequence[Ranges], Ranges, Sequence[str], str, int], Work] | None = None

@@ -8,7 +8,21 @@ import numpy as np
 
 from meshc.errors import InvariantError
 from meshc.ir.graph import Op, Tensor
-from meshc.ops import append, concat, elementwise, fused, gather, matmul, reduce, reshape, views
+from meshc.ops import (
+    append,
+    concat,
+    elementwise,
+    experts,
+    fused,
+    gather,
+    matmul,
+    reduce,
+    reshape,
+    scan,
+    scatter,
+    topk,
+    views,
+)
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
 RECORDS: dict[str, OpRecord] = {
@@ -22,6 +36,10 @@ RECORDS: dict[str, OpRecord] = {
     "concat": concat.RECORD,
     "gather": gather.RECORD,
     "append": append.RECORD,
+    "topk": topk.RECORD,
+    "scan": scan.RECORD,
+    "scatter": scatter.RECORD,
+    "experts": experts.RECORD,
     "fused": fused.RECORD,
 }
 
@@ -35,6 +53,7 @@ __all__ = [
     "Work",
     "evaluate",
     "record",
+    "share",
     "space",
     "work",
 ]
@@ -72,3 +91,22 @@ def work(
 ) -> Work:
     """What one lane does for shards of these shapes."""
     return record(op.kind).work(op, shapes, output, dtypes, output_dtype)
+
+
+def share(
+    op: Op,
+    inputs: Sequence[Ranges],
+    output: Ranges,
+    dtypes: Sequence[str],
+    output_dtype: str,
+    layer: int = -1,
+) -> Work:
+    """What the lane does that holds these parts of the tensors.
+
+    layer: number of the repetition in a repeated segment, -1 outside.
+    """
+    found = record(op.kind)
+    if found.share is not None:
+        return found.share(op, inputs, output, dtypes, output_dtype, layer)
+    shapes = [tuple(map(len, ranges)) for ranges in inputs]
+    return found.work(op, shapes, tuple(map(len, output)), dtypes, output_dtype)

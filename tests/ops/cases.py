@@ -15,6 +15,7 @@ import numpy as np
 from meshc.ir.dtypes import NAMES, NUMPY
 from meshc.ir.graph import Op
 
+from . import index_cases
 from .lanes import Case, make_op
 
 Generator = Callable[[np.random.Generator, int], Case]
@@ -463,7 +464,17 @@ CASES: dict[str, tuple[Generator, ...]] = {
     "expand": (expand_random, expand_heads),
     "slice": (slice_random, slice_whole, slice_beside_tokens),
     "concat": (concat_random, concat_beside_tokens),
-    "gather": (gather_random, gather_beside_tokens, gather_tokens),
+    "gather": (
+        gather_random,
+        gather_beside_tokens,
+        gather_tokens,
+        index_cases.gather_tables,
+        index_cases.gather_elements,
+    ),
+    "topk": (index_cases.topk_random,),
+    "scan": (index_cases.scan_random,),
+    "scatter": (index_cases.scatter_random,),
+    "experts": (index_cases.experts_random,),
     "append": (append_growing, append_blocked, append_first),
     "fused": (
         fused_heads,
