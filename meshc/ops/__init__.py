@@ -10,7 +10,7 @@
 | expand | one | none: broadcast to the output tensor's shape |
 | slice | one | axis, start (non-negative), step; the length is the output's |
 | concat | several | axis |
-| gather | data, indices | axis; batch: leading dimensions that both share; negatives count from the end |
+| gather | data, indices | axis; batch: leading dimensions in common; negatives count from the end |
 | append | past, new (or only new) | axis: the output is past with new behind it, in its memory |
 | topk | one | axis, largest, last, result: values or indices; the length is the output's |
 | scan | one | running sums: axis, exclusive, reverse |

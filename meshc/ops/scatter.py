@@ -8,9 +8,8 @@ mul, max or min. A lane that holds some of the rows looks through all indices fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from meshc.ir.graph import Op, Tensor
 from meshc.ops.elementwise import vector_dtype
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
-REDUCTIONS: dict[str, Callable[..., Any]] = {
+REDUCTIONS: dict[str, np.ufunc] = {
     "add": np.add,
     "mul": np.multiply,
     "max": np.maximum,

@@ -22,7 +22,7 @@ def _best(x: np.ndarray, axis: int, k: int, largest: bool, last: bool) -> np.nda
     for at in np.ndindex(*lines.shape[:-1]):
         sign = -1 if largest else 1
         tie = -1 if last else 1
-        order = sorted(range(lines.shape[-1]), key=lambda i: (sign * lines[at][i], tie * i))  # noqa: B023
+        order = sorted(range(lines.shape[-1]), key=lambda i: (sign * lines[at][i], tie * i))
         out[at] = order[:k]
     return np.moveaxis(out, -1, axis)
 
