@@ -184,10 +184,11 @@ class Builder:
         shape, labels = self.broadcast(inputs)
         if not all(v.const is not None for v in inputs):
             form, inputs = _inline(form, inputs, len(shape))
-        kept_shape, _ = self.broadcast(inputs)
-        if len(kept_shape) < len(shape):
-            raise Unsupported("a scalar raises the rank of its operand")
+        kept_shape, kept = self.broadcast(inputs)
         label = suffix or form[-1][0]
+        if len(kept_shape) < len(shape):  # a constant of one element has more dimensions
+            low = self.emit("map", inputs, {"steps": form}, kept_shape, form[-1][2], kept, label)
+            return self.reshape(low, shape, labels, f"{label}.rank")
         return self.emit("map", inputs, {"steps": form}, shape, form[-1][2], labels, label)
 
     def apply(self, fn: str, *args: Value | Scalar, dtype: str = "", suffix: str = "") -> Value:
@@ -363,12 +364,13 @@ class Builder:
         labels.insert(axis, FIXED)
         return self.reshape(x, shape, labels, suffix)
 
-    def softmax(self, x: Value, axis: int, dtype: str, inner: str) -> Value:
-        """Softmax along `axis`, computed and stored in `inner`, delivered in `dtype`."""
-        top = self.reduce("max", x, [axis], suffix="max")
+    def softmax(self, x: Value, axes: int | Sequence[int], dtype: str, inner: str) -> Value:
+        """Softmax over `axes`, computed and stored in `inner`, delivered in `dtype`."""
+        axes = [axes] if isinstance(axes, int) else axes
+        top = self.reduce("max", x, axes, suffix="max")
         steps = [("sub", (("in", 0), ("in", 1)), inner), ("exp", (("step", 0),), inner)]
         weights = self.map(steps, [x, top], "exp")
-        total = self.reduce("sum", weights, [axis], suffix="sum")
+        total = self.reduce("sum", weights, axes, suffix="sum")
         return self.apply("div", weights, total, dtype=dtype, suffix="div")
 
 

@@ -16,6 +16,7 @@ class Call:
     """An ONNX node: its type, attributes, number of outputs and which of them are used.
 
     opset: version of the node's domain.   phase: of the workload that is bound.
+    read: the attributes that the lowering has looked at; others must have their defaults.
     """
 
     domain: str
@@ -26,14 +27,20 @@ class Call:
     used: tuple[bool, ...] = (True,)
     phase: str = "prefill"
     extra: dict[str, Any] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
 
     @property
     def outputs(self) -> int:
         return len(self.used)
 
     def attr(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
         value = self.attrs.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
+
+    def ignore(self, *names: str) -> None:
+        """Attributes that change nothing here."""
+        self.read.update(names)
 
     def wants(self, i: int) -> bool:
         """Whether anything reads output `i`."""

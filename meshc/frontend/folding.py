@@ -207,8 +207,11 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 def _reduce(fn: str, x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
     x = _wide(x)
-    if fn == "sumsquare":
-        return np.asarray(np.sum(x * x, axis=axes, keepdims=keepdims))
+    if fn in ("sum", "mean", "prod", "sumsquare"):  # whole numbers wrap in their own type
+        if fn == "sumsquare":
+            x = x * x
+        plain = np.mean if fn == "mean" else np.prod if fn == "prod" else np.sum
+        return np.asarray(plain(x, axis=axes, keepdims=keepdims, dtype=x.dtype))
     if fn == "l2":
         return np.asarray(np.sqrt(np.sum(x * x, axis=axes, keepdims=keepdims)))
     return np.asarray(getattr(np, fn)(x, axis=axes, keepdims=keepdims))

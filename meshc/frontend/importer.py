@@ -17,6 +17,7 @@ from meshc.frontend.labels import FIXED
 from meshc.frontend.lower_fold import reference
 from meshc.frontend.operators import LOWERINGS
 from meshc.frontend.reader import DTYPES, Model, domain_of
+from meshc.frontend.standard import REASONS, defined, definition, unread
 from meshc.frontend.weights import absence, is_external, read_tensor
 from meshc.ir.dtypes import NAMES, NUMPY
 
@@ -125,8 +126,9 @@ class Importer:
 
     def _note_unknown(self, node: Any) -> None:
         key = (domain_of(node), node.op_type)
-        if key not in LOWERINGS and key not in self.model.functions and key[1] != "Constant":
-            self.failures[_label(*key), ""] += 1
+        known = key in LOWERINGS or key in self.model.functions or key[1] == "Constant"
+        if not known and not defined(*key, self.model.opsets.get(key[0], 1)):
+            self.failures[_label(*key), REASONS.get(key, "")] += 1
 
     def _call(
         self,
@@ -143,14 +145,16 @@ class Importer:
         protos = [p for p in protos if p is not None]
         if op == "Constant" and not domain:
             return [self._constant(protos, node.output[0])]
-        key = (domain, op, used, tuple(p.SerializeToString() for p in protos), *map(id, inputs))
+        opset = opsets.get(domain, 1)
+        form = tuple(p.SerializeToString() for p in protos)
+        key = (domain, op, opset, used, form, *map(id, inputs))
         if key in self.results:
             return self.results[key][0]
         name = prefix + (node.name or next((n for n in node.output if n), op))
         b = self.builder
         b.scope, b.source, b.made = name, name, []
         values = {p.name: _attribute(p) for p in protos}
-        call = Call(domain, op, name, values, opsets.get(domain, 1), used, self.phase)
+        call = Call(domain, op, name, values, opset, used, self.phase)
         call.extra["protos"] = protos
         function = self.model.functions.get((domain, op))
         if function is not None:
@@ -159,7 +163,15 @@ class Importer:
                 self.results[key] = (inner, inputs)
             return inner
         try:
-            out = LOWERINGS.get((domain, op), reference)(b, call, inputs)
+            lowering = LOWERINGS.get((domain, op))
+            if lowering is None and any(v is not None and v.const is None for v in inputs):
+                if defined(domain, op, opset):
+                    return self._defined(call, inputs, key)
+                raise Unsupported(REASONS.get((domain, op), ""))
+            out = (lowering or reference)(b, call, inputs)
+            ignored = unread(domain, op, opset, protos, call.read)
+            if ignored:
+                raise Unsupported(f"with {' and '.join(ignored)}")
         except Unsupported as error:
             self.failures[_label(domain, op), str(error)] += 1
             return [POISON] * len(node.output)
@@ -170,6 +182,19 @@ class Importer:
             ) from error
         self._name(out, [prefix + n if n else "" for n in node.output], name)
         self.results[key] = (out, inputs)
+        return out
+
+    def _defined(
+        self, call: Call, inputs: Sequence[Value | None], key: tuple[Any, ...]
+    ) -> Sequence[Value | Poison | None]:
+        """An operator without a lowering of its own, by the standard's definition."""
+        protos = call.extra["protos"]
+        function = definition(call.op, call.opset, protos, inputs)
+        if function is None:
+            raise Unsupported("on operands of these types")
+        out = self._function(function, inputs, call.name, protos)
+        if not any(isinstance(v, Poison) for v in out):
+            self.results[key] = (out, inputs)
         return out
 
     def _name(self, out: Sequence[Value | None], names: Sequence[str], node: str) -> None:
@@ -263,13 +288,15 @@ class Importer:
         if not self.failures:
             return
         unknown = {op: n for (op, why), n in self.failures.items() if not why}
-        limited = [(op, why) for op, why in self.failures if why]
+        limited = {(op, why): n for (op, why), n in self.failures.items() if why}
         parts = []
         if unknown:
             listed = ", ".join(f"'{op}' ({_nodes_text(n)})" for op, n in sorted(unknown.items()))
             parts.append(f"operators that are not supported: {listed}")
         if limited:
-            listed = ", ".join(f"'{op}' {why}" for op, why in sorted(limited))
+            listed = ", ".join(
+                f"'{op}' {why} ({_nodes_text(n)})" for (op, why), n in sorted(limited.items())
+            )
             parts.append(f"operators in a form that is not supported: {listed}")
         text = "; ".join(parts)
         remedy = remedy or "export it without them ('meshc ops' lists what is supported)"

@@ -15,8 +15,8 @@ import numpy as np
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need, optional
 from meshc.frontend.folding import Const
+from meshc.frontend.formula import inner_dtype
 from meshc.frontend.labels import BATCH, FIXED, MIXED, NEW, TOTAL
-from meshc.frontend.lower_norm import inner_dtype
 from meshc.frontend.lower_rotary import merge_heads, rotate, split_heads, table_rows
 from meshc.ir.dtypes import NUMPY
 

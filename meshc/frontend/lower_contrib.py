@@ -10,9 +10,10 @@ import numpy as np
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, optional
 from meshc.frontend.folding import Const
+from meshc.frontend.formula import inner_dtype
 from meshc.frontend.labels import BATCH, FIXED, MIXED, NEW, TOTAL
 from meshc.frontend.lower_attention import additive, attend, causal
-from meshc.frontend.lower_norm import inner_dtype, layer
+from meshc.frontend.lower_norm import layer
 from meshc.frontend.lower_rotary import merge_heads, split_heads
 
 Values = Sequence[Value | None]
@@ -129,7 +130,7 @@ def embed_layer_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None
     total = b.apply("add", total, b.gather(need(x, 3), positions, 0, "places"), suffix="placed")
     if segments is not None:
         total = b.apply("add", total, b.gather(need(x, 4), segments, 0, "kinds"), suffix="sum")
-    out, _, _ = layer(b, call, total, need(x, 5), optional(x, 6), [total.rank - 1])
+    out, _, _ = layer(b, call, total, need(x, 5), optional(x, 6), [total.rank - 1], 1e-12)
     return [out, lengths, total][: call.outputs]
 
 

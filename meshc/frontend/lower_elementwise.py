@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, nan
 from typing import Any
 
+import numpy as np
+
 from meshc.frontend.builder import Builder, Unsupported, Value
-from meshc.frontend.call import Call, Lowering, need, onnx_dtype
-from meshc.ir.dtypes import FLOATS
+from meshc.frontend.call import Call, Lowering, known, need, onnx_dtype, optional
+from meshc.ir.dtypes import FLOATS, NUMPY
 
 UNARY = {
     "Sqrt": "sqrt", "Reciprocal": "reciprocal", "Neg": "neg", "Abs": "abs", "Exp": "exp",
     "Log": "log", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Tanh": "tanh", "Sigmoid": "sigmoid",
+    "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh",
+    "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "BitwiseNot": "bitnot",
     "Erf": "erf", "Relu": "relu", "Softplus": "softplus", "Sign": "sign", "Floor": "floor",
     "Ceil": "ceil", "Round": "round", "Not": "not", "IsNaN": "isnan",
 }  # fmt: skip
 BINARY = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "equal", "Less": "less",
     "LessOrEqual": "lessorequal", "Greater": "greater", "GreaterOrEqual": "greaterorequal",
-    "And": "and", "Or": "or", "Xor": "xor",
+    "And": "and", "Or": "or", "Xor": "xor", "BitwiseAnd": "bitand", "BitwiseOr": "bitor",
+    "BitwiseXor": "bitxor",
 }  # fmt: skip
 VARIADIC = {"Sum": "add", "Max": "max", "Min": "min"}
 
@@ -53,11 +59,34 @@ def power(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value |
     return [b.apply("pow", base, need(x, 1), dtype=base.dtype)]
 
 
+def mean(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
+    (total,) = _variadic("add")(b, call, x)
+    assert total is not None
+    return [b.apply("div", total, len(x)) if len(x) > 1 else total]
+
+
 def mod(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    a = need(x, 0)
-    if call.attr("fmod", 0) and a.dtype in FLOATS:
-        raise Unsupported("with fmod")
-    return [b.apply("mod", a, need(x, 1))]
+    """The sign of the divisor, or with `fmod` that of the dividend, as in C."""
+    a, fmod = need(x, 0), call.attr("fmod", 0)
+    if a.dtype in FLOATS and not fmod:
+        raise Unsupported("of floats without fmod=1, which ONNX asks for")
+    return [b.apply("fmod" if fmod else "mod", a, need(x, 1))]
+
+
+def bit_shift(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
+    direction = call.attr("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise Unsupported(f"with direction '{direction}'")
+    return [b.apply(f"shift{direction.lower()}", need(x, 0), need(x, 1))]
+
+
+def is_inf(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
+    """Either infinity, or the one that the attributes leave."""
+    v = need(x, 0)
+    low, high = call.attr("detect_negative", 1), call.attr("detect_positive", 1)
+    if low and high:
+        return [b.apply("isinf", v)]
+    return [b.apply("equal", v, -inf if low else inf if high else nan)]
 
 
 def where(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
@@ -66,15 +95,35 @@ def where(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value |
 
 
 def cast(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
+    """`saturate` and `round_mode` are about 8-bit floats."""
+    call.ignore("saturate", "round_mode")
     return [b.cast(need(x, 0), onnx_dtype(call.attr("to")))]
 
 
 def cast_like(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
+    call.ignore("saturate", "round_mode")
     return [b.cast(need(x, 0), need(x, 1).dtype)]
 
 
 def identity(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    return [need(x, 0), *([None] * (call.outputs - 1))]
+    return [need(x, 0)]
+
+
+def dropout(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
+    """Inference: the data itself and a mask of ones; ratio and seed mean nothing then."""
+    v = need(x, 0)
+    call.ignore("seed", "ratio")
+    if optional(x, 2) is not None and known(x, 2).array().any():
+        ratio = optional(x, 1)
+        if ratio is None or known(x, 1).array().any():
+            raise Unsupported("in training mode")
+    if call.attr("is_test", 1) != 1:
+        raise Unsupported("in training mode")
+    if not call.wants(1):
+        return [v]
+    kind = "bool" if call.opset >= 10 else v.dtype
+    shown = b.constant(np.ones((), NUMPY[kind]), f"{b.scope}.one")
+    return [v, b.expand(shown, v.shape, v.labels, "mask")]
 
 
 def clip(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
@@ -89,85 +138,19 @@ def clip(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | 
     return [a]
 
 
-def gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    return [b.apply("gelu_tanh" if call.attr("approximate", "none") == "tanh" else "gelu",
-                    need(x, 0))]  # fmt: skip
-
-
-def bias_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    return [b.apply("gelu", b.apply("add", need(x, 0), need(x, 1)))]
-
-
-def fast_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    a = need(x, 0)
-    if len(x) > 1 and x[1] is not None:
-        a = b.apply("add", a, x[1])
-    return [b.apply("gelu_tanh", a)]
-
-
-def quick_gelu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    a, alpha = need(x, 0), float(call.attr("alpha", 1.702))
-    steps = [
-        ("mul", (("in", 0), alpha), a.dtype),
-        ("sigmoid", (("step", 0),), a.dtype),
-        ("mul", (("in", 0), ("step", 1)), a.dtype),
-    ]
-    return [b.map(steps, [a])]
-
-
-def swish(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    a, alpha = need(x, 0), float(call.attr("alpha", 1.0))
-    steps: list[tuple[Any, ...]] = [
-        ("mul", (("in", 0), alpha), a.dtype),
-        ("sigmoid", (("step", 0),), a.dtype),
-        ("mul", (("in", 0), ("step", 1)), a.dtype),
-    ]
-    return [b.map(steps, [a])]
-
-
-def leaky_relu(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    a, alpha = need(x, 0), float(call.attr("alpha", 0.01))
-    steps = [
-        ("less", (("in", 0), 0.0), "bool"),
-        ("mul", (("in", 0), alpha), a.dtype),
-        ("where", (("step", 0), ("step", 1), ("in", 0)), a.dtype),
-    ]
-    return [b.map(steps, [a])]
-
-
-def hard_sigmoid(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    a = need(x, 0)
-    steps = [
-        ("mul", (("in", 0), float(call.attr("alpha", 0.2))), a.dtype),
-        ("add", (("step", 0), float(call.attr("beta", 0.5))), a.dtype),
-        ("clip", (("step", 1), 0.0, 1.0), a.dtype),
-    ]
-    return [b.map(steps, [a])]
-
-
-def hard_swish(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    return [b.apply("hardswish", need(x, 0))]
-
-
 TABLE: dict[tuple[str, str], Lowering] = {
     **{("", op): _unary(fn) for op, fn in UNARY.items()},
     **{("", op): _binary(fn) for op, fn in BINARY.items()},
     **{("", op): _variadic(fn) for op, fn in VARIADIC.items()},
     ("", "Pow"): power,
+    ("", "Mean"): mean,
     ("", "Mod"): mod,
+    ("", "BitShift"): bit_shift,
+    ("", "IsInf"): is_inf,
     ("", "Where"): where,
     ("", "Cast"): cast,
     ("", "CastLike"): cast_like,
     ("", "Identity"): identity,
-    ("", "Dropout"): identity,
+    ("", "Dropout"): dropout,
     ("", "Clip"): clip,
-    ("", "Gelu"): gelu,
-    ("", "Swish"): swish,
-    ("", "LeakyRelu"): leaky_relu,
-    ("", "HardSigmoid"): hard_sigmoid,
-    ("", "HardSwish"): hard_swish,
-    ("com.microsoft", "Gelu"): gelu,
-    ("com.microsoft", "BiasGelu"): bias_gelu,
-    ("com.microsoft", "FastGelu"): fast_gelu,
-    ("com.microsoft", "QuickGelu"): quick_gelu,
 }

@@ -12,6 +12,7 @@ from meshc.frontend.builder import FROZEN, Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need
 from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED, MIXED, Label, add, product
+from meshc.frontend.standard import REASONS
 from meshc.ir.dtypes import NAMES
 
 Values = Sequence[Value | None]
@@ -219,7 +220,8 @@ def reference(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     if call.domain or any(v is not None and v.const is None for v in x):
         raise Unsupported("")
     if call.op.startswith(("Random", "Bernoulli", "Multinomial")):
-        raise Unsupported("")
+        raise Unsupported(REASONS[call.domain, call.op])
+    call.ignore(*call.attrs)
     try:
         return _eager(_reference)(b, call, x)
     except (Unsupported, InputError):

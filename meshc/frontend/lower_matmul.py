@@ -1,4 +1,4 @@
-"""Matrix products and reductions."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, optional
-from meshc.frontend.lower_shape import axes_of
 
 Values = Sequence[Value | None]
 
@@ -57,49 +56,8 @@ def fused_matmul(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     return [_scaled_sum(b, call, out, None)]
 
 
-def _reduce(fn: str) -> Lowering:
-    def lower(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
-        v, axes = need(x, 0), axes_of(call, x, 1)
-        if not axes:
-            if call.attr("noop_with_empty_axes", 0):  # nothing is summed, elements still squared
-                if fn == "sumsquare":
-                    return [b.apply("mul", v, v)]
-                return [b.apply("abs", v) if fn == "l2" else v]
-            axes = list(range(v.rank))
-        return [b.reduce(fn, v, axes, bool(call.attr("keepdims", 1)))]
-
-    return lower
-
-
-def softmax(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
-    """Since opset 13 along one axis; before, over all axes from `axis` on."""
-    v = need(x, 0)
-    axis = int(call.attr("axis", -1 if call.opset >= 13 else 1)) % v.rank
-    if call.opset < 13 and axis != v.rank - 1:
-        raise Unsupported("over several axes (opset below 13)")
-    return [b.softmax(v, axis, v.dtype, v.dtype)]
-
-
-def log_softmax(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
-    v = need(x, 0)
-    axis = int(call.attr("axis", -1)) % v.rank
-    top = b.reduce("max", v, [axis], suffix="max")
-    low = b.apply("sub", v, top, suffix="sub")
-    total = b.reduce("sum", b.apply("exp", low, suffix="exp"), [axis], suffix="sum")
-    return [b.apply("sub", low, b.apply("log", total, suffix="log"), suffix="out")]
-
-
 TABLE: dict[tuple[str, str], Lowering] = {
     ("", "MatMul"): matmul,
     ("", "Gemm"): gemm,
     ("com.microsoft", "FusedMatMul"): fused_matmul,
-    ("", "ReduceSum"): _reduce("sum"),
-    ("", "ReduceMean"): _reduce("mean"),
-    ("", "ReduceMax"): _reduce("max"),
-    ("", "ReduceMin"): _reduce("min"),
-    ("", "ReduceProd"): _reduce("prod"),
-    ("", "ReduceL2"): _reduce("l2"),
-    ("", "ReduceSumSquare"): _reduce("sumsquare"),
-    ("", "Softmax"): softmax,
-    ("", "LogSoftmax"): log_softmax,
 }

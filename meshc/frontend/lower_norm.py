@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshc.frontend.builder import Builder, Unsupported, Value
-from meshc.frontend.call import Call, Lowering, need, optional
+from meshc.frontend.call import Call, Lowering, need, onnx_dtype, optional
+from meshc.ir.dtypes import FLOATS
 
 Values = Sequence[Value | None]
 
 
-def inner_dtype(dtype: str) -> str:
-    """Type that a fused operator computes in."""
-    return "fp32" if dtype in ("fp16", "bf16") else dtype
+def stash_dtype(call: Call, x: Value) -> str:
+    """Type of the inside: fp32, or a float type that `stash_type` names; fp64 stays, as in ONNX
+    Runtime."""
+    dtype = onnx_dtype(int(call.attr("stash_type", 1)))
+    if dtype not in FLOATS:
+        raise Unsupported(f"with stash_type {dtype}")
+    return x.dtype if x.dtype == "fp64" else dtype
 
 
 def _axes(call: Call, x: Value) -> list[int]:
@@ -21,9 +26,11 @@ def _axes(call: Call, x: Value) -> list[int]:
     return list(range(axis, x.rank))
 
 
-def rms(b: Builder, call: Call, x: Value, gamma: Value, axes: list[int]) -> tuple[Value, Value]:
+def rms(
+    b: Builder, call: Call, x: Value, gamma: Value, axes: list[int], epsilon: float = 1e-5
+) -> tuple[Value, Value]:
     """x / sqrt(mean(x²) + ε) · γ, and the inverse root."""
-    inner, eps = inner_dtype(x.dtype), float(call.attr("epsilon", 1e-5))
+    inner, eps = stash_dtype(call, x), float(call.attr("epsilon", epsilon))
     squares: list[tuple[Any, ...]] = [("mul", (("in", 0), ("in", 0)), inner)]
     mean = b.reduce("mean", b.map(squares, [x], "square"), axes, suffix="mean")
     steps: list[tuple[Any, ...]] = [
@@ -40,10 +47,16 @@ def rms(b: Builder, call: Call, x: Value, gamma: Value, axes: list[int]) -> tupl
 
 
 def layer(
-    b: Builder, call: Call, x: Value, gamma: Value | None, beta: Value | None, axes: list[int]
+    b: Builder,
+    call: Call,
+    x: Value,
+    gamma: Value | None,
+    beta: Value | None,
+    axes: list[int],
+    epsilon: float = 1e-5,
 ) -> tuple[Value, Value, Value]:
     """(x − mean) / sqrt(var + ε) · γ + β, the mean and the inverse deviation."""
-    inner, eps = inner_dtype(x.dtype), float(call.attr("epsilon", 1e-5))
+    inner, eps = stash_dtype(call, x), float(call.attr("epsilon", epsilon))
     wide = x
     if inner != x.dtype:
         wide = b.cast(x, inner)
@@ -100,14 +113,14 @@ def skip_rms_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     total = _residual(b, need(x, 0), (need(x, 1), optional(x, 3)))
     if call.wants(1):
         raise Unsupported("with its mean as an output")
-    out, inverse = rms(b, call, total, need(x, 2), [total.rank - 1])
+    out, inverse = rms(b, call, total, need(x, 2), [total.rank - 1], 1e-12)
     return [out, None, inverse, total][: call.outputs]
 
 
 def skip_layer_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """input, skip, γ, β, bias → output, mean, inverse deviation, the sum."""
     total = _residual(b, need(x, 0), (need(x, 1), optional(x, 4)))
-    out, mean, inverse = layer(b, call, total, need(x, 2), optional(x, 3), [total.rank - 1])
+    out, mean, inverse = layer(b, call, total, need(x, 2), optional(x, 3), [total.rank - 1], 1e-12)
     return [out, mean, inverse, total][: call.outputs]
 
 

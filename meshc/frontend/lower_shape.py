@@ -163,7 +163,9 @@ def concat(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 def split(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     axis = int(call.attr("axis", 0)) % v.rank
-    count = call.outputs
+    count = int(call.attr("num_outputs", call.outputs))
+    if count != call.outputs:
+        raise Unsupported(f"with num_outputs {count} and {call.outputs} outputs")
     if optional(x, 1) is not None:
         parts, labels = sizes_of(x, 1)
     elif call.attr("split") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshc.frontend import (
+    lower_activation,
     lower_attention,
     lower_contrib,
     lower_elementwise,
@@ -10,16 +11,21 @@ from meshc.frontend import (
     lower_index,
     lower_matmul,
     lower_norm,
+    lower_reduce,
     lower_rotary,
     lower_shape,
+    lower_statistics,
 )
 from meshc.frontend.call import Lowering
 
 LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_elementwise.TABLE,
     **lower_shape.TABLE,
+    **lower_activation.TABLE,
     **lower_matmul.TABLE,
+    **lower_reduce.TABLE,
     **lower_norm.TABLE,
+    **lower_statistics.TABLE,
     **lower_rotary.TABLE,
     **lower_attention.TABLE,
     **lower_contrib.TABLE,

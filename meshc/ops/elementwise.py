@@ -17,11 +17,11 @@ from meshc.ir.dtypes import FLOATS, NUMPY, size_bytes
 from meshc.ir.graph import Op, Tensor
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
-_ERF = np.vectorize(erf, otypes=[np.float32])
+_ERF = np.vectorize(erf, otypes=[np.float64])
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    return _ERF(x) if x.size else x
+    return np.asarray(_ERF(x)).astype(x.dtype) if x.size else x
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -32,10 +32,19 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     dtype = np.result_type(a, b)  # either may be a plain number, which adapts to the other
-    if np.issubdtype(dtype, np.integer):
-        whole = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
-        return np.asarray(whole, dtype)
+    if np.issubdtype(dtype, np.integer):  # towards zero, the smallest number included
+        a, b = np.asarray(a, dtype), np.asarray(b, dtype)
+        down = np.floor_divide(a, b)
+        inexact = (down * b != a) & ((a < 0) != (b < 0))
+        return np.asarray(down + inexact, dtype)
     return np.asarray(np.divide(a, b))
+
+
+def _pow(a: Any, b: Any) -> np.ndarray:
+    whole = np.asarray(a).dtype.kind in "iu" and np.asarray(b).dtype.kind in "iu"
+    if whole and (np.asarray(b) < 0).any():  # numpy refuses these; in C a fraction becomes zero
+        return np.trunc(np.power(np.asarray(a, np.float64), np.asarray(b, np.float64)))
+    return np.asarray(np.power(a, b))
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -52,7 +61,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": _divide,
-    "pow": np.power,
+    "pow": _pow,
     "sqrt": np.sqrt,
     "reciprocal": lambda x: 1 / x,
     "neg": np.negative,
@@ -62,6 +71,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sin": np.sin,
     "cos": np.cos,
     "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
     "tanh": np.tanh,
     "erf": _erf,
     "sigmoid": _sigmoid,
@@ -89,6 +106,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "or": np.logical_or,
     "xor": np.logical_xor,
     "not": np.logical_not,
+    "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor,
+    "bitnot": np.bitwise_not,
+    "shiftleft": np.left_shift,
+    "shiftright": np.right_shift,
     "where": np.where,
     "isnan": np.isnan,
     "isinf": np.isinf,

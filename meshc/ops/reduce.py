@@ -60,6 +60,8 @@ def _evaluate(
             low = fn == "max"
             if np.issubdtype(x.dtype, np.floating):
                 start = -np.inf if low else np.inf
+            elif x.dtype == np.bool_:
+                start = not low
             else:
                 start = np.iinfo(x.dtype).min if low else np.iinfo(x.dtype).max
             y = (np.max if low else np.min)(x, axis=axes, keepdims=keep, initial=start)

@@ -35,7 +35,13 @@ Make = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 Dim = int | str
 SLOW_CORES = tuple(
     f"core.{name}=0.01"
-    for name in ("sram_bytes_per_cycle", "vector_ops_per_cycle.fp32", "macs_per_cycle.fp32")
+    for name in (
+        "sram_bytes_per_cycle",
+        "vector_ops_per_cycle.fp32",
+        "macs_per_cycle.fp32",
+        "vector_ops_per_cycle.fp64",
+        "macs_per_cycle.fp64",
+    )
 )
 TYPES = {
     **{name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in NUMPY.items()},

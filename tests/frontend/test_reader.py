@@ -204,7 +204,8 @@ def test_branches_are_taken_only_on_constants(tmp_path: Path) -> None:
         bind(load_model(path), step())
     assert str(caught.value) == (
         "Model 'm.onnx' has operators in a form that is not supported: 'If' with a condition that "
-        "depends on run-time data; export it without them ('meshc ops' lists what is supported)."
+        "depends on run-time data (1 node); export it without them ('meshc ops' lists what is "
+        "supported)."
     )
 
 

@@ -59,6 +59,8 @@ SMALL = FINITE[np.abs(FINITE) <= 10]
 POSITIVE = FINITE[FINITE > 0]
 WHOLE = np.array([-7, -6, -5, -3, -1, 1, 2, 3, 4, 9], np.int64)
 TRUTH = np.array([False, True])
+LEAST = np.array([-(2**63), 2**63 - 1, 2**62 + 1], np.int64)
+BYTES = np.array([0, 1, 2, 3, 4, 5, 7, 100, 255], np.uint8)
 
 # Function → (ONNX operator, attributes, operands in each of the types to try).
 Operands = list[tuple[np.ndarray, ...]]
@@ -74,8 +76,16 @@ ONNX: dict[str, tuple[str, dict[str, Any], Operands]] = {
     "add": ("Add", {}, [pairs(REAL), pairs(WHOLE)]),
     "sub": ("Sub", {}, [pairs(REAL), pairs(WHOLE)]),
     "mul": ("Mul", {}, [pairs(REAL), pairs(WHOLE)]),
-    "div": ("Div", {}, [pairs(REAL), pairs(WHOLE), pairs(WHOLE.astype(np.int32))]),
-    "pow": ("Pow", {}, [pairs(POSITIVE, SMALL), pairs(SMALL, np.float32([0, 1, 2, 3]))]),
+    "div": (
+        "Div",
+        {},
+        [pairs(REAL), pairs(WHOLE), pairs(WHOLE.astype(np.int32)), pairs(LEAST, WHOLE[5:])],
+    ),
+    "pow": (
+        "Pow",
+        {},
+        [pairs(POSITIVE, SMALL), pairs(SMALL, np.float32([0, 1, 2, 3])), pairs(WHOLE)],
+    ),
     "sqrt": ("Sqrt", {}, [(REAL,)]),
     "reciprocal": ("Reciprocal", {}, [(REAL,)]),
     "neg": ("Neg", {}, [(REAL,), (WHOLE,)]),
@@ -85,6 +95,20 @@ ONNX: dict[str, tuple[str, dict[str, Any], Operands]] = {
     "sin": ("Sin", {}, [(FINITE,)]),
     "cos": ("Cos", {}, [(FINITE,)]),
     "tan": ("Tan", {}, [(SMALL,)]),
+    "asin": ("Asin", {}, [(SMALL[np.abs(SMALL) <= 1],)]),
+    "acos": ("Acos", {}, [(SMALL[np.abs(SMALL) <= 1],)]),
+    "atan": ("Atan", {}, [(REAL,)]),
+    "sinh": ("Sinh", {}, [(SMALL,)]),
+    "cosh": ("Cosh", {}, [(SMALL,)]),
+    "asinh": ("Asinh", {}, [(SMALL,)]),
+    "acosh": ("Acosh", {}, [(FINITE[FINITE >= 1],)]),
+    "atanh": ("Atanh", {}, [(SMALL[np.abs(SMALL) < 1],)]),
+    "bitand": ("BitwiseAnd", {}, [pairs(WHOLE)]),
+    "bitor": ("BitwiseOr", {}, [pairs(WHOLE)]),
+    "bitxor": ("BitwiseXor", {}, [pairs(WHOLE)]),
+    "bitnot": ("BitwiseNot", {}, [(WHOLE,)]),
+    "shiftleft": ("BitShift", {"direction": "LEFT"}, [pairs(BYTES, BYTES[:7])]),
+    "shiftright": ("BitShift", {"direction": "RIGHT"}, [pairs(BYTES, BYTES[:7])]),
     "tanh": ("Tanh", {}, [(REAL,)]),
     "erf": ("Erf", {}, [(REAL,)]),
     "sigmoid": ("Sigmoid", {}, [(REAL,)]),
@@ -252,8 +276,8 @@ def test_bf16_is_the_same_type_everywhere() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(InvariantError, match=r"^Op 'op' uses the unknown function 'cosh'\.$"):
-        _run((("cosh", (("in", 0),), "fp32"),), np.ones(1, np.float32))
+    with pytest.raises(InvariantError, match=r"^Op 'op' uses the unknown function 'sec'\.$"):
+        _run((("sec", (("in", 0),), "fp32"),), np.ones(1, np.float32))
     op = make_op("sort", 1)
     message = r"^Op kind 'sort' has no record; known: map, matmul, .*\.$"
     with pytest.raises(InvariantError, match=message):
