@@ -223,7 +223,8 @@ def test_doubles_on_a_chip_that_has_them(tmp_path: Path) -> None:
     x = tensor("fp64", "batch", "sequence", 6)
     for what in (node("Erf"), node("Elu"), node("Add", "x,x"), node("ReduceMean", "x")):
         oracle = "reference" if what.op_type == "Erf" else "onnxruntime"
-        check(tmp_path, [what], {"x": x}, steps=STEPS[:1], limit=1e-12, oracle=oracle)
+        limit = 1e-7 if oracle == "reference" else 1e-12  # its erf is that of floats
+        check(tmp_path, [what], {"x": x}, steps=STEPS[:1], limit=limit, oracle=oracle)
 
 
 def test_biased_activations(tmp_path: Path) -> None:
