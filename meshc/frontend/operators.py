@@ -10,6 +10,7 @@ from meshc.frontend import (
     lower_fold,
     lower_index,
     lower_matmul,
+    lower_moe,
     lower_norm,
     lower_reduce,
     lower_rotary,
@@ -31,5 +32,6 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_contrib.TABLE,
     **lower_fold.TABLE,
     **lower_index.TABLE,
+    **lower_moe.TABLE,
 }
 CONTROL = frozenset([("", "Constant"), ("", "If")])
