@@ -16,7 +16,7 @@ from meshc.frontend import bind, load_model
 from .harness import Step, check, f32, op, refuses, tensor, write
 from .models import step
 
-T, H, I, E = 5, 16, 32, 4
+T, H, WIDE, E = 5, 16, 32, 4
 RNG = np.random.default_rng(5)
 MIX = "com.microsoft"
 
@@ -46,7 +46,7 @@ ROWS = {"rows": np.array([-1, E], np.int64)}
     {"activation_type": "identity", "k": 2, "normalize_routing_weights": 1},
 ], ids=str)  # fmt: skip
 def test_moe(tmp_path: Path, attrs: dict[str, Any]) -> None:
-    weights = {"w1": r(E, I, H), "b1": r(E, I), "w2": r(E, H, I), "b2": r(E, H)}
+    weights = {"w1": r(E, WIDE, H), "b1": r(E, WIDE), "w2": r(E, H, WIDE), "b2": r(E, H)}
     check(tmp_path, routed("MoE", "x,scores,w1,b1,w2,b2", **attrs), inputs(), {**weights, **ROWS})
 
 
@@ -54,20 +54,20 @@ def test_moe(tmp_path: Path, attrs: dict[str, Any]) -> None:
     "attrs", [{}, {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 0.5}], ids=str
 )
 def test_moe_with_interleaved_gate(tmp_path: Path, attrs: dict[str, Any]) -> None:
-    weights = {"w1": r(E, 2 * I, H), "b1": r(E, 2 * I), "w2": r(E, H, I)}
+    weights = {"w1": r(E, 2 * WIDE, H), "b1": r(E, 2 * WIDE), "w2": r(E, H, WIDE)}
     nodes = routed("MoE", "x,scores,w1,b1,w2", activation_type="swiglu", swiglu_fusion=1, k=2,
                    normalize_routing_weights=1, **attrs)  # fmt: skip
     check(tmp_path, nodes, inputs(), {**weights, **ROWS})
 
 
 def test_moe_of_weights_declared_the_old_way_round(tmp_path: Path) -> None:
-    weights = {"w1": r(E, H, I), "w2": r(E, I, H)}
+    weights = {"w1": r(E, H, WIDE), "w2": r(E, WIDE, H)}
     check(tmp_path, routed("MoE", "x,scores,w1,,w2", k=2), inputs(), {**weights, **ROWS})
 
 
 def test_moe_prefers_later_experts_among_equals(tmp_path: Path) -> None:
     given = {**inputs(), "p": f32("batch", "sequence", E, make=lambda g, s: g.integers(0, 2, s))}
-    weights = {"w1": r(E, I, H), "w2": r(E, H, I)}
+    weights = {"w1": r(E, WIDE, H), "w2": r(E, H, WIDE)}
     check(tmp_path, routed("MoE", "x,scores,w1,,w2", k=2), given, {**weights, **ROWS})
 
 
@@ -107,9 +107,9 @@ def _quantised(w: np.ndarray, bits: int, block: int, own_zero: bool) -> list[np.
 def test_qmoe(
     tmp_path: Path, bits: int, block: int, zeros: bool, mixing: bool, attrs: dict[str, Any]
 ) -> None:
-    wide = 2 * I if attrs["activation_type"] == "swiglu" else I
+    wide = 2 * WIDE if attrs["activation_type"] == "swiglu" else WIDE
     c1, s1, z1 = _quantised(r(E, wide, 32), bits, block, zeros)
-    c2, s2, z2 = _quantised(r(E, 32, I), bits, block, zeros)
+    c2, s2, z2 = _quantised(r(E, 32, WIDE), bits, block, zeros)
     constants = {"c1": c1, "s1": s1, "c2": c2, "s2": s2, "b2": r(E, 32), **ROWS}
     names = "x,scores,c1,s1,,c2,s2,b2,,,," + ("z1,z2,," if zeros else ",,,")
     if zeros:
@@ -135,10 +135,13 @@ def test_forms_that_only_the_gpu_has(tmp_path: Path, kind: str) -> None:
     """The whole expert folds where all is known, so that numpy can say what it should be."""
     attrs: dict[str, Any] = {"k": E, "activation_type": "silu", "normalize_routing_weights": 1}
     third = kind in ("fc3", "swiglu fc3")
-    wide = I if third or kind == "relu2" else 2 * I
+    wide = WIDE if third or kind == "relu2" else 2 * WIDE
     x, p = r(T, H) * 4, r(T, E)
-    w1, w2, w3 = r(E, wide, H), r(E, H, I), r(E, I, H)
-    g, u = np.einsum("th,eih->tei", x, w1[:, :I]), np.einsum("th,eih->tei", x, w1[:, wide - I :])
+    w1, w2, w3 = r(E, wide, H), r(E, H, WIDE), r(E, WIDE, H)
+    g, u = (
+        np.einsum("th,eih->tei", x, w1[:, :WIDE]),
+        np.einsum("th,eih->tei", x, w1[:, wide - WIDE :]),
+    )
     if third:
         u = np.einsum("th,eih->tei", x, w3)
     h = _silu(g) * u
@@ -174,14 +177,14 @@ def test_forms_that_only_the_gpu_has(tmp_path: Path, kind: str) -> None:
     ({"activation_type": "swiglu", "swiglu_fusion": 0}, "fc3 weights"),
 ])  # fmt: skip
 def test_what_is_refused(tmp_path: Path, attrs: dict[str, Any], reason: str) -> None:
-    weights = {"w1": r(E, I, H), "w2": r(E, H, I)}
+    weights = {"w1": r(E, WIDE, H), "w2": r(E, H, WIDE)}
     given = {"x": f32("batch", H), "p": f32("batch", E)}
     refuses(tmp_path, [op("MoE", "x,p,w1,,w2", "y", MIX, **attrs)], given, reason, weights)
 
 
 def test_quantisations_other_than_integers_are_refused(tmp_path: Path) -> None:
-    codes = np.zeros((E, I, H), np.uint8)
-    given = {"x": f32("batch", H), "p": f32("batch", E), "q": tensor("uint8", E, H, I)}
+    codes = np.zeros((E, WIDE, H), np.uint8)
+    given = {"x": f32("batch", H), "p": f32("batch", E), "q": tensor("uint8", E, H, WIDE)}
     node = op("QMoE", "x,p,c,s,,q,s", "y", MIX, quant_type="fp8")
-    constants = {"c": codes, "s": r(E, I)}
+    constants = {"c": codes, "s": r(E, WIDE)}
     refuses(tmp_path, [node], given, "with quant_type 'fp8'", constants)
