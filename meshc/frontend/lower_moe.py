@@ -12,9 +12,9 @@ from typing import Any
 
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, optional
+from meshc.frontend.formula import inner_dtype
 from meshc.frontend.indexing import experts, merged, pick, topk
 from meshc.frontend.labels import FIXED
-from meshc.frontend.lower_norm import inner_dtype
 
 Values = Sequence[Value | None]
 PLAIN = {"relu": "relu", "gelu": "gelu_tanh", "silu": "silu"}
