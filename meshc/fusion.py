@@ -2,18 +2,22 @@
 
 A group has one core op. Views (transpose, reshape, slice, expand, concat) in front of it become
 the way it reads its operands, views behind it the way it writes its result; elementwise ops join
-when the core is elementwise or a reduction, which take each element as it comes. What happens
-depends only on the graph's structure, never on its sizes, so that a graph bound for another
-context fuses alike.
+when the core is elementwise or a reduction, which take each element as it comes. A matmul also
+takes what makes its operand from weights alone (unpacking and scaling of quantised weights), so
+that they stay small in SRAM. What happens depends only on the graph's structure, never on its
+sizes, so that a graph bound for another context fuses alike.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
+from meshc.ir.dtypes import size_bytes
 from meshc.ir.graph import Graph, Op, Segment, Tensor
 
+EACH = ("map", "unpack")  # take each element as it comes
 VIEWS = frozenset(("transpose", "reshape", "slice", "expand", "concat"))
 LARGEST = 24  # primitives in a group
 
@@ -51,6 +55,7 @@ def _fuse_segment(
     """Grow a group backwards from each op that is not yet in one, last op first; then let views
     that nothing took join the op whose result they show."""
     ops = list(segment.ops)
+    stored = _stored(ops, tensors)
     made_at = {op.output: i for i, op in enumerate(ops)}
     group_of: dict[int, int] = {}
     groups: dict[int, list[int]] = {}
@@ -61,24 +66,40 @@ def _fuse_segment(
         groups[core] = [core]
         if ops[core].kind == "append":
             continue
-        _absorb(core, ops, made_at, group_of, groups, kept, readers)
+        _absorb(core, ops, stored, made_at, group_of, groups, kept, readers)
     _write_through(ops, made_at, group_of, groups, kept, readers)
     return tuple(
-        ops[members[0]] if len(members) == 1 else _fused([ops[i] for i in members], tensors)
+        ops[members[0]]
+        if len(members) == 1
+        else _fused([ops[i] for i in members], tensors, [ops[i] for i in members if i in stored])
         for members in sorted((sorted(m) for m in groups.values()), key=lambda m: m[-1])
     )
 
 
 def _may_join(kind: str, core: str) -> bool:
     """Whether an op of `kind` can be computed while the core reads its result."""
-    if core in ("map", "reduce") or core in VIEWS:
-        return kind in VIEWS or (kind == "map" and core not in VIEWS)
+    if core in (*EACH, "reduce") or core in VIEWS:
+        return kind in VIEWS or (kind in EACH and core not in VIEWS)
     return kind in VIEWS and core in ("matmul", "gather") and kind != "concat"
+
+
+def _stored(ops: list[Op], tensors: dict[str, Tensor]) -> set[int]:
+    """Places of the ops that compute on weights alone."""
+    made: set[str] = set()
+    found = set()
+    for i, op in enumerate(ops):
+        if (op.kind in EACH or op.kind in VIEWS) and all(
+            n in made or tensors[n].kind == "WEIGHT" for n in op.inputs
+        ):
+            found.add(i)
+            made.add(op.output)
+    return found
 
 
 def _absorb(
     core: int,
     ops: list[Op],
+    stored: set[int],
     made_at: dict[str, int],
     group_of: dict[int, int],
     groups: dict[int, list[int]],
@@ -96,7 +117,9 @@ def _absorb(
             if at is None or at in group_of or name in kept:
                 continue
             reading = sum(name in ops[i].inputs for i in members)
-            if reading != readers[name] or not _may_join(ops[at].kind, ops[core].kind):
+            joins = _may_join(ops[at].kind, ops[core].kind)
+            joins = joins or (ops[core].kind == "matmul" and at in stored)
+            if reading != readers[name] or not joins:
                 continue
             group_of[at] = core
             members.append(at)
@@ -136,12 +159,25 @@ def _write_through(
         del groups[core]
 
 
-def _fused(body: list[Op], tensors: dict[str, Tensor]) -> Op:
+def _weight_bits(stored: list[Op], tensors: dict[str, Tensor]) -> int:
+    """Bits per element of the quantised weights that these ops restore; 0 where none are."""
+    found = [op.attr("bits") for op in stored if op.kind == "unpack"]
+    for op in stored:
+        if op.kind == "map":
+            found += [8 for n in op.inputs if tensors[n].kind == "WEIGHT" and size_bytes(
+                tensors[n].dtype) == 1]  # fmt: skip
+    return min(found, default=0)
+
+
+def _fused(body: list[Op], tensors: dict[str, Tensor], stored: list[Op]) -> Op:
     made = {op.output for op in body}
     inputs = tuple(dict.fromkeys(n for op in body for n in op.inputs if n not in made))
     names = dict.fromkeys((*inputs, *(op.output for op in body)))
     shapes = tuple((n, tensors[n].shape, tensors[n].dtype) for n in names)
     core = next((op for op in reversed(body) if op.kind not in VIEWS), body[-1])
-    attrs = (("core", core.kind), ("shapes", shapes))
+    attrs: tuple[tuple[str, Any], ...] = (("core", core.kind), ("shapes", shapes))
+    bits = _weight_bits(stored, tensors)
+    if core.kind == "matmul" and bits:
+        attrs = (("core", core.kind), ("quantised", bits), ("shapes", shapes))
     source = tuple(dict.fromkeys(n for op in body for n in op.source))
     return Op(core.name, "fused", inputs, body[-1].output, attrs, source, tuple(body))

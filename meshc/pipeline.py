@@ -30,7 +30,7 @@ from meshc.memory import assign_like
 from meshc.ops import work
 from meshc.partition import STRATEGIES, Options, PhaseGraphs
 from meshc.partition.candidates import resize, resize_layout
-from meshc.partition.cost import rate
+from meshc.partition.cost import mac_rate, rate
 from meshc.partition.predict import predict
 from meshc.store import STAGES
 
@@ -250,7 +250,7 @@ def check_rates(graph: Graph, chip: ChipSpec) -> None:
         )
         core = chip.core
         lacks = ""
-        if todo.macs and core.array is None and not rate(core.macs_per_cycle, todo.dtype):
+        if todo.macs and core.array is None and not mac_rate(core.macs_per_cycle, todo.dtype):
             lacks, dtype, table = "core.macs_per_cycle", todo.dtype, core.macs_per_cycle
         elif todo.vector_ops and not rate(core.vector_ops_per_cycle, todo.vector_dtype):
             lacks, dtype = "core.vector_ops_per_cycle", todo.vector_dtype

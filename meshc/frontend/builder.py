@@ -15,8 +15,9 @@ import numpy as np
 
 from meshc.errors import InputError
 from meshc.frontend.folding import Const, Origin, Steps, fold
-from meshc.frontend.labels import FIXED, MIXED, Label, array_of, loose, total
-from meshc.ir.dtypes import NAMES, NUMPY
+from meshc.frontend.labels import FIXED, MIXED, Label, array_of, total
+from meshc.frontend.stored import Recipe, gathered, recipe, restored, written_in
+from meshc.ir.dtypes import NAMES
 
 UNKNOWN = -1  # a dimension of a past input that only its consumer tells
 FROZEN = (
@@ -42,6 +43,8 @@ class Value:
 
     labels: where each dimension's size comes from (see `labels`).
     source: "INPUT", "CACHE", "CONST" or "OP".
+    recipe: how a constant is computed from a smaller one (see `stored`).
+    small: name of an element type smaller than a byte, held in a larger one.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Value:
     source: str = "OP"
     const: Const | None = None
     node: Node | None = None
+    recipe: Recipe | None = None
+    small: str = ""
 
     @property
     def rank(self) -> int:
@@ -102,6 +107,12 @@ class Builder:
         if labels is None:
             labels = (FIXED if const.fixed else MIXED,) * len(const.shape)
         return Value(name, const.shape, const.dtype, labels, "CONST", const)
+
+    def derived(self, const: Const, name: str) -> Value:
+        """A constant of this node's own, which gets a unique name."""
+        value = self.value(const, name)
+        self.made.append(value)
+        return value
 
     def constant(self, array: Any, name: str, origin: Origin = FIXED) -> Value:
         """A constant array; small fixed integers with equal content are one value."""
@@ -162,12 +173,29 @@ class Builder:
             consts = [v.const for v in inputs if v.const is not None]
             folded = fold(kind, attrs, consts, shape, dtype, any(labels))
             value = Value(name, shape, dtype, labels, "CONST", folded)
+            value.recipe = recipe(kind, attrs, inputs, value)
             if exact:
                 self.folded[key] = value, inputs  # their ids stay taken
         else:
-            value = Value(name, shape, dtype, labels)
-            value.node = Node(name, kind, list(inputs), attrs, value, self.source)
+            if kind == "matmul":
+                inputs = [restored(self, v) for v in inputs]
+            value = self.node(kind, inputs, attrs, shape, dtype, labels, name)
         self.made.append(value)
+        return value
+
+    def node(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        attrs: dict[str, Any],
+        shape: tuple[int, ...],
+        dtype: str,
+        labels: tuple[Label, ...],
+        name: str,
+    ) -> Value:
+        """One primitive op, even where every operand is a constant."""
+        value = Value(name, shape, dtype, labels)
+        value.node = Node(name, kind, list(inputs), attrs, value, self.source)
         return value
 
     # -- primitives ---------------------------------------------------------------------------
@@ -183,7 +211,7 @@ class Builder:
         )
         shape, labels = self.broadcast(inputs)
         if not all(v.const is not None for v in inputs):
-            form, inputs = _inline(form, inputs, len(shape))
+            form, inputs = written_in(form, inputs)
         kept_shape, kept = self.broadcast(inputs)
         label = suffix or form[-1][0]
         if len(kept_shape) < len(shape):  # a constant of one element has more dimensions
@@ -322,11 +350,20 @@ class Builder:
 
     def gather(self, data: Value, indices: Value, axis: int, suffix: str = "") -> Value:
         axis %= data.rank
+        if data.recipe is not None and indices.const is None:
+            return gathered(self, data, indices, axis, suffix)
         shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
         labels = (*data.labels[:axis], *indices.labels, *data.labels[axis + 1 :])
         return self.emit(
             "gather", [data, indices], {"axis": axis}, shape, data.dtype, labels, suffix
         )
+
+    def unpack(self, x: Value, bits: int, signed: bool = False, suffix: str = "") -> Value:
+        """Bytes [..., n] → int8 or uint8 [..., n · 8 / bits], low bits first."""
+        shape = (*x.shape[:-1], x.shape[-1] * (8 // bits))
+        attrs = {"bits": bits, "signed": signed}
+        dtype = "int8" if signed else "uint8"
+        return self.emit("unpack", [x], attrs, shape, dtype, x.labels, suffix)
 
     def append(self, past: Value | None, new: Value, axis: int, suffix: str = "") -> Value:
         """`new` behind `past` in past's own memory; fills in past's unknown dimensions.
@@ -372,35 +409,3 @@ class Builder:
         weights = self.map(steps, [x, top], "exp")
         total = self.reduce("sum", weights, axes, suffix="sum")
         return self.apply("div", weights, total, dtype=dtype, suffix="div")
-
-
-def _inline(form: Steps, inputs: Sequence[Value], rank: int) -> tuple[Steps, list[Value]]:
-    """Write fixed one-element constants into the steps."""
-    kept: list[Value] = []
-    new: list[tuple[str, Any]] = []
-    for v in inputs:
-        c = v.const
-        known = c is not None and c.fixed and c.size == 1 and not c.outside
-        if c is not None and known and not loose(array_of(v.labels)):
-            new.append(("const", python_scalar(c)))
-        elif any(v is k for k in kept):
-            new.append(("in", next(i for i, k in enumerate(kept) if k is v)))
-        else:
-            new.append(("in", len(kept)))
-            kept.append(v)
-    steps = tuple(
-        (fn, tuple(new[a[1]] if a[0] == "in" else a for a in args), dtype)
-        for fn, args, dtype in form
-    )
-    return steps, kept
-
-
-def python_scalar(const: Const) -> Scalar:
-    """A one-element constant as a Python number."""
-    item = (
-        const.array()
-        .reshape(())
-        .astype(np.float64 if NUMPY[const.dtype].kind not in "iub" else NUMPY[const.dtype])
-    )
-    number: Scalar = item.item()
-    return number

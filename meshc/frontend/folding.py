@@ -14,13 +14,15 @@ import numpy as np
 
 from meshc.errors import InputError
 from meshc.frontend.labels import FIXED, MIXED, array_of, loose, map_label
-from meshc.ir.dtypes import NUMPY
+from meshc.ir.dtypes import NARROW, NUMPY
 from meshc.ops.elementwise import FUNCTIONS
 from meshc.ops.experts import multiplied
 from meshc.ops.gather import pick
+from meshc.ops.matmul import product, widened
 from meshc.ops.scan import cumulate
 from meshc.ops.scatter import scattered
 from meshc.ops.topk import select
+from meshc.ops.unpack import unpacked
 
 Origin = Any  # a label for all elements, or an array of one label per element
 Step = tuple[str, tuple[tuple[str, Any], ...], str]
@@ -160,12 +162,12 @@ def evaluate(
     if kind == "map":
         return np.broadcast_to(run_steps(attrs["steps"], inputs), shape)
     if kind == "matmul":
-        a, b = (_wide(x) for x in inputs)
+        a, b = widened(*inputs)
         if attrs.get("transpose_a"):
             a = np.swapaxes(a, -1, -2)
         if attrs.get("transpose_b"):
             b = np.swapaxes(b, -1, -2)
-        return np.asarray(np.matmul(a, b)).astype(NUMPY[dtype])
+        return product(a, b).astype(NUMPY[dtype])
     x = inputs[0]
     if kind == "reduce":
         return _reduce(attrs["fn"], x, attrs["axes"], attrs["keepdims"]).astype(NUMPY[dtype])
@@ -197,12 +199,14 @@ def evaluate(
         return scattered(x, inputs[1], inputs[2], batch, attrs["reduction"], rows)
     if kind == "experts":
         return multiplied(x, inputs[1], inputs[2], attrs["transpose_b"], 0).astype(NUMPY[dtype])
+    if kind == "unpack":
+        return unpacked(x, attrs["bits"], attrs["signed"])
     raise AssertionError(kind)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
-    """fp16 and bf16 are computed in fp32."""
-    return x.astype(np.float32) if x.dtype in (NUMPY["fp16"], NUMPY["bf16"]) else x
+    """Narrow floats are computed in fp32."""
+    return x.astype(np.float32) if x.dtype in NARROW else x
 
 
 def _reduce(fn: str, x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
@@ -229,3 +233,14 @@ def run_steps(steps: Steps, inputs: Sequence[np.ndarray]) -> np.ndarray:
             result = np.asarray(FUNCTIONS[fn](*values))
             done.append(_wide(result.astype(NUMPY[dtype])))
     return done[-1].astype(NUMPY[steps[-1][2]])
+
+
+def python_scalar(const: Const) -> int | float | bool:
+    """A one-element constant as a Python number."""
+    item = (
+        const.array()
+        .reshape(())
+        .astype(np.float64 if NUMPY[const.dtype].kind not in "iub" else NUMPY[const.dtype])
+    )
+    number: int | float | bool = item.item()
+    return number

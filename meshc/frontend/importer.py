@@ -16,8 +16,9 @@ from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED
 from meshc.frontend.lower_fold import reference
 from meshc.frontend.operators import LOWERINGS
-from meshc.frontend.reader import DTYPES, Model, domain_of
+from meshc.frontend.reader import DTYPES, SMALL, Model, domain_of
 from meshc.frontend.standard import REASONS, defined, definition, unread
+from meshc.frontend.stored import small_tensor
 from meshc.frontend.weights import absence, is_external, read_tensor
 from meshc.ir.dtypes import NAMES, NUMPY
 
@@ -71,6 +72,8 @@ class Importer:
     def _tensor(self, tensor: Any, name: str) -> Value:
         """A TensorProto as a constant; large and external ones are read when needed, so that a
         graph is the same with its data files and without."""
+        if tensor.data_type in SMALL:
+            return small_tensor(self.builder, self.model, tensor, name)
         if tensor.data_type not in DTYPES:
             raise InputError(
                 f"Weight '{name}' of '{self.model.path.name}' has the ONNX element type "

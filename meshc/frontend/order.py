@@ -51,13 +51,19 @@ def ordered(net: Net, main: str, tokens: str | None = None) -> list[Node]:
 
 
 def steady_nodes(net: Net, tokens: str | None) -> set[int]:
-    """Ids of the nodes that read only constants and run-time inputs other than `tokens`."""
+    """Ids of the nodes that read constants and run-time inputs other than `tokens`, and at least
+    one of the latter: what reads constants alone unpacks the weights of one layer."""
     steady: set[int] = set()
+    stored: set[int] = set()
     for node in net.nodes():
-        if all(
+        makers = [id(v.node) for v in node.inputs if v.node is not None]
+        given = [v.name for v in node.inputs if v.node is None and v.const is None]
+        if not given and stored.issuperset(makers):
+            stored.add(id(node))
+        elif all(
             v.const is not None
             or (v.source == "INPUT" and v.name != tokens)
-            or (v.node is not None and id(v.node) in steady)
+            or (v.node is not None and id(v.node) in steady | stored)
             for v in node.inputs
         ):
             steady.add(id(node))

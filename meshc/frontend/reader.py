@@ -32,6 +32,18 @@ DTYPES: dict[int, str] = {
     12: "uint32",
     13: "uint64",
     16: "bf16",
+    17: "fp8e4m3fn",
+    18: "fp8e4m3fnuz",
+    19: "fp8e5m2",
+    20: "fp8e5m2fnuz",
+}
+# TensorProto.DataType of elements smaller than a byte → name, bits
+SMALL: dict[int, tuple[str, int]] = {
+    21: ("uint4", 4),
+    22: ("int4", 4),
+    23: ("fp4e2m1", 4),
+    25: ("uint2", 2),
+    26: ("int2", 2),
 }
 ONNX_TYPES: dict[str, int] = {name: number for number, name in DTYPES.items()}
 DEFAULT_DOMAINS = ("", "ai.onnx")

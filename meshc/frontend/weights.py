@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
-from meshc.frontend.reader import DTYPES, Model
+from meshc.frontend.reader import DTYPES, SMALL, Model
 from meshc.ir.dtypes import NUMPY
+from meshc.ops.unpack import packed, unpacked
 
 EXTERNAL = 1  # TensorProto.DataLocation
 TIMING = "timing alone needs no values"
@@ -194,8 +195,34 @@ def absent_weights(model: Model) -> Absent:
 
 def tensor_bytes(tensor: Any) -> int:
     """Bytes of a tensor's elements, 0 for types that meshc does not know."""
+    if tensor.data_type in SMALL:
+        bits: int = prod(tensor.dims) * SMALL[tensor.data_type][1]
+        return -(-bits // 8)
     name = DTYPES.get(tensor.data_type)
     return 0 if name is None else prod(tensor.dims) * NUMPY[name].itemsize
+
+
+def read_packed(model: Model, tensor: Any) -> np.ndarray:
+    """A tensor of elements smaller than a byte as uint8 [..., ⌈last dimension · bits / 8⌉], low
+    bits first; in the file the elements of all rows follow each other without a gap. InputError
+    where it is absent."""
+    lacks = absence(model, tensor)
+    if lacks:
+        raise InputError(lacks)
+    bits = SMALL[tensor.data_type][1]
+    shape = tuple(int(d) for d in tensor.dims) or (1,)
+    size = tensor_bytes(tensor)
+    if is_external(tensor):
+        file = external_path(model, tensor)
+        start = _start(model, tensor)
+        flat: np.ndarray = np.memmap(file, dtype=np.uint8, mode="r", offset=start, shape=(size,))
+    elif tensor.raw_data:
+        flat = np.frombuffer(tensor.raw_data, np.uint8, count=size)
+    else:
+        flat = np.asarray(tensor.int32_data, np.int64).astype(np.uint8)[:size]
+    if shape[-1] * bits % 8 == 0:
+        return flat.reshape((*shape[:-1], shape[-1] * bits // 8))
+    return packed(unpacked(flat, bits, False)[: prod(shape)].reshape(shape), bits)
 
 
 def read_tensor(model: Model, tensor: Any) -> np.ndarray:

@@ -19,9 +19,15 @@ NUMPY: dict[str, np.dtype] = {
     "int64": np.dtype(np.int64),
     "uint64": np.dtype(np.uint64),
     "bool": np.dtype(np.bool_),
+    "fp8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "fp8e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "fp8e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "fp8e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
 }
 NAMES: dict[np.dtype, str] = {v: k for k, v in NUMPY.items()}
 FLOATS = ("fp16", "bf16", "fp32", "fp64")
+FLOAT8 = ("fp8e4m3fn", "fp8e4m3fnuz", "fp8e5m2", "fp8e5m2fnuz")  # storage only
+NARROW = tuple(NUMPY[name] for name in ("fp16", "bf16", *FLOAT8))  # computed in fp32
 
 
 def size_bytes(dtype: str) -> int:

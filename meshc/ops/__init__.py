@@ -16,6 +16,7 @@
 | scan | one | running sums: axis, exclusive, reverse |
 | scatter | data, indices, updates | batch, reduction |
 | experts | rows, weights of every expert, expert of each row | transpose_b, counts |
+| unpack | one, bytes | bits (2 or 4), signed: small integers of the bytes, low bits first |
 | fused | any number | the Op's body |
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InvariantError
-from meshc.ir.dtypes import FLOATS, NUMPY, size_bytes
+from meshc.ir.dtypes import FLOATS, NARROW, NUMPY, size_bytes
 from meshc.ir.graph import Op, Tensor
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
@@ -56,7 +56,29 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
     return np.asarray(0.5 * x * (1 + np.tanh(inner)))
 
 
+# Values of 4-bit codes: float4 e2m1 (OCP Microscaling Formats 1.0, section 5.3.3), and the two
+# tables of bitsandbytes (Dettmers et al., QLoRA, 2023, appendix E).
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FP4 = np.array([0, 0.0625 / 12, 8 / 12, 1, 4 / 12, 0.5, 2 / 12, 0.25], np.float32)
+_NF4 = np.array(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+
+
+def _table(values: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda x: values[np.asarray(x) & 15]
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "e2m1": _table(np.concatenate([_E2M1, -_E2M1])),
+    "fp4": _table(np.concatenate([_FP4, -_FP4])),
+    "nf4": _table(_NF4),
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -136,7 +158,7 @@ def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
 
 def _wide(x: np.ndarray) -> np.ndarray:
     """Floats compute in float32 (float64 stays), other types as they are."""
-    if x.dtype in (NUMPY["fp16"], NUMPY["bf16"]):
+    if x.dtype in NARROW:
         return x.astype(np.float32)
     return x
 

@@ -1,4 +1,7 @@
-"""matmul: numpy's batched matrix product, either operand possibly stored transposed."""
+"""matmul: numpy's batched matrix product, either operand possibly stored transposed.
+
+Integers of 8 bits are multiplied exactly; their sums are 32-bit.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +47,30 @@ def _evaluate(
 ) -> np.ndarray:
     del inputs, output
     a, b = arrays
-    if a.dtype != NUMPY["fp64"]:
-        a, b = a.astype(np.float32), b.astype(np.float32)
+    a, b = widened(a, b)
     if op.attr("transpose_a", False):
         a = np.swapaxes(a, -1, -2)
     if op.attr("transpose_b", False):
         b = np.swapaxes(b, -1, -2)
     with np.errstate(all="ignore"):
-        return np.asarray(np.matmul(a, b))
+        return product(a, b)
+
+
+def widened(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Operands in the type that they are multiplied in."""
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        return a.astype(np.int32), b.astype(np.int32)
+    if a.dtype == NUMPY["fp64"]:
+        return a, b
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a · b; integers go through float64, in which these sums are exact, and wrap like int32."""
+    if a.dtype.kind in "iu":
+        exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
+        return np.asarray(exact.astype(np.int64).astype(np.int32))
+    return np.asarray(np.matmul(a, b))
 
 
 def _work(
@@ -69,7 +88,7 @@ def _work(
     traffic = prod(a) * size_bytes(dtypes[0]) + prod(b) * size_bytes(dtypes[1])
     return Work(
         matmuls=((m, k, n, count),) if m * k * n * count else (),
-        dtype=dtypes[0],
+        dtype="int8" if dtypes[0] == "uint8" else dtypes[0],  # one rate for both
         sram_bytes=traffic + prod(output) * size_bytes(output_dtype),
     )
 

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from meshc.errors import InvariantError
-from meshc.ir.dtypes import NUMPY, size_bytes
+from meshc.ir.dtypes import NARROW, size_bytes
 from meshc.ir.graph import Op, Tensor
 from meshc.ops.elementwise import vector_dtype
 from meshc.ops.record import DimKind, IterDim, OpRecord, Ranges, Space, Use, Work
@@ -43,7 +43,7 @@ def _evaluate(
     del inputs
     (x,) = arrays
     axes = tuple(op.attr("axes"))
-    if x.dtype in (NUMPY["fp16"], NUMPY["bf16"]):
+    if x.dtype in NARROW:
         x = x.astype(np.float32)
     fn = op.attr("fn")
     keep = bool(op.attr("keepdims", True))

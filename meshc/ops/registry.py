@@ -21,6 +21,7 @@ from meshc.ops import (
     scan,
     scatter,
     topk,
+    unpack,
     views,
 )
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
@@ -40,6 +41,7 @@ RECORDS: dict[str, OpRecord] = {
     "scan": scan.RECORD,
     "scatter": scatter.RECORD,
     "experts": experts.RECORD,
+    "unpack": unpack.RECORD,
     "fused": fused.RECORD,
 }
 

@@ -19,6 +19,12 @@ from meshc.ir.shards import covers, pieces
 from meshc.ops import Work
 
 
+def mac_rate(rates: dict[str, float], dtype: str) -> float:
+    """Multiply-accumulates per cycle in a dtype: a float that is absent uses the next wider one,
+    integers only their own."""
+    return rates.get(dtype, 0.0) if dtype not in FLOATS else rate(rates, dtype)
+
+
 def rate(rates: dict[str, float], dtype: str) -> float:
     """Rate for a dtype; a float that is absent uses the next wider one, other types fp32's."""
     if dtype in rates:
@@ -51,7 +57,7 @@ class CostModel:
     def _matmul(self, m: int, k: int, n: int, count: int, dtype: str) -> float:
         core = self.chip.core
         if core.array is None:
-            r = rate(core.macs_per_cycle, dtype)
+            r = mac_rate(core.macs_per_cycle, dtype)
             tm, tk, tn = core.mac_tile
             padded = ceil(m / tm) * tm * ceil(k / tk) * tk * ceil(n / tn) * tn
             return count * padded / r if r else inf
