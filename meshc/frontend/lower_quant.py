@@ -236,6 +236,9 @@ def block_weights(
         zero = whole(zero, per_block, "zeros.block")
     flat, labels = (*lead, blocks * size), (FIXED,) * (len(lead) + 1)
     if groups is not None:
+        if zeros is not None and zeros.dtype not in FLOATS:
+            # ONNX Runtime's CPU kernel reads another nibble than the definition says.
+            raise Unsupported("with g_idx and packed zero points")
         codes = b.reshape(codes, flat, labels, "row")
         codes = b.slice(codes, -1, 0, depth, FIXED, suffix="depth")
         own = b.slice(groups, 0, 0, depth, FIXED, suffix="groups")

@@ -14,7 +14,8 @@ import numpy as np
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.graph import Graph, Op
 
-_HALF = (NUMPY["fp16"], NUMPY["bf16"])
+_HALF = tuple(NUMPY[n] for n in ("fp16", "bf16", "fp8e4m3fn", "fp8e4m3fnuz", "fp8e5m2",
+                                "fp8e5m2fnuz"))  # fmt: skip
 
 
 def wide(x: np.ndarray) -> np.ndarray:
@@ -63,6 +64,8 @@ def run(op: Op, x: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
         return np.broadcast_to(_steps(op.attr("steps"), x), shape)
     if op.kind == "matmul":
         a, b = wide(x[0]), wide(x[1])
+        if a.dtype.kind in "iu":
+            a, b = a.astype(np.int64), b.astype(np.int64)
         a = np.swapaxes(a, -1, -2) if op.attr("transpose_a") else a
         b = np.swapaxes(b, -1, -2) if op.attr("transpose_b") else b
         return a @ b
@@ -86,6 +89,12 @@ def run(op: Op, x: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
         return np.concatenate(x, axis=op.attr("axis"))
     if op.kind == "gather":
         return np.take(x[0], x[1], axis=op.attr("axis"))
+    if op.kind == "unpack":
+        bits = op.attr("bits")
+        parts = [x[0] >> s & (1 << bits) - 1 for s in range(0, 8, bits)]
+        codes = np.stack(parts, -1).reshape(shape).astype(np.int64)
+        top = 1 << (bits - 1)
+        return np.where(codes >= top, codes - 2 * top, codes) if op.attr("signed") else codes
     raise AssertionError(f"'{op.kind}' is no primitive op")
 
 

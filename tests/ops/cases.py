@@ -8,6 +8,7 @@ are compared, so that every order of adding gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -455,9 +456,56 @@ def fused_gather(rng: np.random.Generator, tokens: int) -> Case:
     return _fused({"t": table, "i": index}, body, table.T[index])
 
 
+def unpack_random(rng: np.random.Generator, tokens: int) -> Case:
+    """Integers of two and four bits, the first of a byte in its low bits."""
+    bits, signed = int(rng.choice([2, 4])), bool(rng.integers(2))
+    shape = some_shape(rng, int(rng.integers(1, 4)))
+    x = rng.integers(0, 256, shape).astype(np.uint8)
+    expected = np.stack([x >> s & (1 << bits) - 1 for s in range(0, 8, bits)], -1)
+    expected = expected.reshape((*shape[:-1], shape[-1] * 8 // bits)).astype(np.int64)
+    if signed:
+        expected = np.where(expected >= 1 << (bits - 1), expected - (1 << bits), expected)
+    dtype = np.int8 if signed else np.uint8
+    return Case(make_op("unpack", 1, bits=bits, signed=signed), (x,), expected.astype(dtype))
+
+
+def matmul_bytes(rng: np.random.Generator, tokens: int) -> Case:
+    """8-bit integers are multiplied exactly."""
+    m, n, k = some_shape(rng, 3, empty=0)
+    a = rng.integers(0, 256, (m, k)).astype(np.uint8)
+    b = rng.integers(-128, 128, (k, n)).astype(np.int8)
+    return Case(make_op("matmul", 2), (a, b), a.astype(np.int32) @ b.astype(np.int32))
+
+
+def fused_blocks(rng: np.random.Generator, tokens: int) -> Case:
+    """4-bit weights with a scale per block, unpacked where they are multiplied."""
+    m, n, blocks = (int(v) for v in rng.integers(1, 7, 3))
+    size = int(rng.choice([2, 4, 8]))
+    packed = rng.integers(0, 256, (n, blocks, size // 2)).astype(np.uint8)
+    scale, a = whole(rng, (n, blocks, 1)), whole(rng, (m, blocks * size))
+    steps = (
+        ("cast", (("in", 0),), "fp32"),
+        ("sub", (("step", 0), ("const", 8.0)), "fp32"),
+        ("mul", (("step", 1), ("in", 1)), "fp32"),
+    )
+    cut, flat = (n, blocks, size), (n, blocks * size)
+    body = (
+        ("unpack", ("w",), "codes", cut, {"bits": 4, "signed": False}),
+        ("map", ("codes", "s"), "values", cut, {"steps": steps}),
+        ("reshape", ("values",), "rows", flat, {}),
+        ("matmul", ("a", "rows"), "y", (m, n), {"transpose_b": True}),
+    )
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(cut).astype(np.float32)
+    weights = ((codes - 8) * scale).reshape(flat)
+    case = _fused({"w": packed, "s": scale, "a": a}, body, a @ weights.T)
+    shapes = tuple((n, s, "uint8" if n == "codes" else d) for n, s, d in case.op.attr("shapes"))
+    return replace(case, op=replace(case.op, attrs=tuple(
+        (k, shapes if k == "shapes" else v) for k, v in case.op.attrs)))  # fmt: skip
+
+
 CASES: dict[str, tuple[Generator, ...]] = {
     "map": (map_affine, map_masked, map_integers),
-    "matmul": (matmul_random, matmul_scores, matmul_values),
+    "matmul": (matmul_random, matmul_scores, matmul_values, matmul_bytes),
     "reduce": (reduce_random, reduce_integers, reduce_tokens),
     "transpose": (transpose_random, transpose_cache),
     "reshape": (reshape_heads, reshape_random, reshape_odd, reshape_tokens),
@@ -476,7 +524,9 @@ CASES: dict[str, tuple[Generator, ...]] = {
     "scatter": (index_cases.scatter_random,),
     "experts": (index_cases.experts_random,),
     "append": (append_growing, append_blocked, append_first),
+    "unpack": (unpack_random,),
     "fused": (
+        fused_blocks,
         fused_heads,
         fused_groups,
         fused_written_through,
