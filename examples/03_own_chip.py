@@ -8,8 +8,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from meshc.generation import generate
 from meshc.pipeline import CompileOptions, compile
-from meshc.run import generate
 
 MODEL = Path(__file__).parent / "llama-optimum-with_past.onnx"
 CHIP = """

@@ -179,6 +179,9 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("output", metavar="OUT")
     g.add_argument("--ids", type=_ids, required=True, metavar="1,2,3", help="the prompt's ids")
     g.add_argument("--tokens", type=int, default=8, metavar="N")
+    g.add_argument(
+        "--inputs", metavar="FILE.npz", help="what else the model needs, such as encoder states"
+    )
     g.add_argument("--engine", choices=("cores", "lanes"), default="cores")
     g.set_defaults(run=_generate)
 
@@ -384,7 +387,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _generate(args: argparse.Namespace) -> int:
     from meshc import store
-    from meshc.run import Generated, generate
+    from meshc.generation import Generated, generate, read_inputs
 
     engine = _engine(args.engine)
     compiled = store.open_compiled(Path(args.output))
@@ -396,7 +399,8 @@ def _generate(args: argparse.Namespace) -> int:
             micro = g.cycles / clock * 1e6
             print(f"{kind} {g.token}  {g.cycles:,.0f} cycles  {micro:,.2f} µs", flush=True)
 
-    found = generate(compiled, args.ids, args.tokens, engine=engine, say=show)
+    inputs = read_inputs(Path(args.inputs)) if args.inputs else None
+    found = generate(compiled, args.ids, args.tokens, engine=engine, inputs=inputs, say=show)
     ids = [g.token for g in found]
     if args.json:
         _emit_json(

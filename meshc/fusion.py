@@ -26,8 +26,10 @@ def fuse(graph: Graph) -> Graph:
     """The graph with groups of ops as single ops of kind "fused"."""
     kept = _kept(graph)
     readers = Counter(name for _, op in graph.ops() for name in dict.fromkeys(op.inputs))
+    replaced = _replaced(graph)
     segments = tuple(
-        replace(s, ops=_fuse_segment(s, graph.tensors, kept, readers)) for s in graph.segments
+        replace(s, ops=_fuse_segment(s, graph.tensors, kept, readers, replaced))
+        for s in graph.segments
     )
     used = {n for s in segments for op in s.ops for n in (*op.inputs, op.output)}
     used |= {n for s in graph.segments for pair in s.carried for n in pair} | kept
@@ -49,8 +51,23 @@ def _kept(graph: Graph) -> set[str]:
     return kept
 
 
+def _replaced(graph: Graph) -> dict[str, str]:
+    """Past → present of the caches that a step writes over: what reads the past must stay before
+    what writes the present, so it runs where it stands or in the writer itself."""
+    kinds = {op.output: op.kind for _, op in graph.ops()}
+    return {
+        p.past: p.present
+        for p in graph.caches
+        if p.past is not None and kinds.get(p.present) != "append"
+    }
+
+
 def _fuse_segment(
-    segment: Segment, tensors: dict[str, Tensor], kept: set[str], readers: Counter[str]
+    segment: Segment,
+    tensors: dict[str, Tensor],
+    kept: set[str],
+    readers: Counter[str],
+    replaced: dict[str, str],
 ) -> tuple[Op, ...]:
     """Grow a group backwards from each op that is not yet in one, last op first; then let views
     that nothing took join the op whose result they show."""
@@ -66,8 +83,8 @@ def _fuse_segment(
         groups[core] = [core]
         if ops[core].kind == "append":
             continue
-        _absorb(core, ops, stored, made_at, group_of, groups, kept, readers)
-    _write_through(ops, made_at, group_of, groups, kept, readers)
+        _absorb(core, ops, stored, made_at, group_of, groups, kept, readers, replaced)
+    _write_through(ops, made_at, group_of, groups, kept, readers, set(replaced.values()))
     return tuple(
         ops[members[0]]
         if len(members) == 1
@@ -105,6 +122,7 @@ def _absorb(
     groups: dict[int, list[int]],
     kept: set[str],
     readers: Counter[str],
+    replaced: dict[str, str],
 ) -> None:
     """Take into the core's group every producer whose readers are all in it."""
     members = groups[core]
@@ -121,6 +139,8 @@ def _absorb(
             joins = joins or (ops[core].kind == "matmul" and at in stored)
             if reading != readers[name] or not joins:
                 continue
+            if any(replaced.get(n, ops[core].output) != ops[core].output for n in ops[at].inputs):
+                continue
             group_of[at] = core
             members.append(at)
             changed = True
@@ -134,11 +154,14 @@ def _write_through(
     groups: dict[int, list[int]],
     kept: set[str],
     readers: Counter[str],
+    presents: set[str],
 ) -> None:
     """A group of nothing but views behind a matmul joins it: the matmul writes its result to the
     place where the views would put it."""
     for core in sorted(groups):
         members = sorted(groups[core])
+        if ops[members[-1]].output in presents:
+            continue
         if any(ops[i].kind not in VIEWS - {"concat"} for i in members):
             continue
         outside = {n for i in members for n in ops[i].inputs} - {ops[i].output for i in members}

@@ -97,7 +97,10 @@ def random_inputs(bound: Any, seed: int) -> dict[str, np.ndarray]:
     feeds: dict[str, np.ndarray] = {}
     limits = index_limits(bound.graph)
     for name, (shape, dtype) in bound.inputs.items():
-        feeds[name] = _random(rng, shape, dtype, limits.get(name))
+        if name in bound.usual:
+            feeds[name] = bound.usual[name]
+        else:
+            feeds[name] = _random(rng, shape, dtype, limits.get(name))
     for past, _, shape, dtype in bound.caches:
         if past is not None:
             feeds[past] = _random(rng, shape, dtype, None)
@@ -164,11 +167,22 @@ def compare(name: str, got: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def verify_outputs(
-    graph: Graph, outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], oracle: str
+    graph: Graph,
+    outputs: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    oracle: str,
+    defined: Mapping[str, tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
-    """The report's verify entry."""
+    """The report's verify entry. defined: outputs of which only the first elements of an axis mean
+    something → (axis, count)."""
     limit = tolerance(graph)
-    rows = [compare(n, outputs[n], expected[n]) for n, _, _ in graph.outputs]
+    rows = []
+    for name, got in outputs.items():
+        want = expected[name]
+        if defined and name in defined and got.shape == want.shape:
+            axis, count = defined[name]
+            got, want = (np.take(a, range(count), axis=axis) for a in (got, want))
+        rows.append(compare(name, got, want))
     return {
         "oracle": oracle,
         "outputs": rows,
@@ -215,21 +229,24 @@ def verify_phase(
         raise VerificationError(
             f"Verification failed: the {phase} program cannot be run: {error}"
         ) from error
+    assert trace.outputs is not None
+    trace = replace(trace, outputs=bound.whole(trace.outputs))
     if not check:
         return Result(trace, free)
-    expected, oracle = frontend.run_oracle(model, {**bound.folded, **feeds})
+    expected, oracle = frontend.run_oracle(model, bound.whole({**bound.folded, **feeds}))
     assert trace.outputs is not None
-    return Result(trace, free, verify_outputs(bound.graph, trace.outputs, expected, oracle))
+    return Result(
+        trace,
+        free,
+        verify_outputs(bound.graph, trace.outputs, expected, oracle, bound.defined),
+    )
 
 
-def feeds_from_file(path: Path, compiled: Compiled) -> tuple[str, dict[str, np.ndarray]]:
-    """Read --inputs: the phase that the shapes belong to, and the tensors.
-
-    Inputs that the workload determines may be given too and must agree with it.
-    """
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; InputError where it is none."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            given = {n: file[n] for n in file.files}
+            return {n: file[n] for n in file.files}
     except FileNotFoundError:
         raise InputError(
             f"Input file '{path}' does not exist; give an .npz with the model's inputs."
@@ -241,16 +258,36 @@ def feeds_from_file(path: Path, compiled: Compiled) -> tuple[str, dict[str, np.n
             f"Input file '{path}' is not an .npz of arrays ({type(error).__name__}); write it "
             "with numpy.savez."
         ) from None
+
+
+def feeds_from_file(path: Path, compiled: Compiled) -> tuple[str, dict[str, np.ndarray]]:
+    """Read --inputs: the phase that the shapes belong to, and the tensors.
+
+    Inputs that the workload determines may be given too and must agree with it.
+    """
+    given = read_arrays(path)
     problems: list[str] = []
     for phase, done in compiled.phases.items():
         model = open_model(done)
         _, bound = step_program(compiled, phase, model, context=done.workload.context)
-        problem = _mismatch(given, bound)
+        apart = [n for n in given if n in bound.stacks]
+        parts = bound.parts(given) if not apart or _stackable(given, apart, bound) else given
+        problem = _mismatch(parts, bound)
         if problem is None:
             names = [*bound.inputs, *(p for p, *_ in bound.caches if p is not None)]
-            return phase, {n: _cast(given[n], bound, n) for n in names}
+            return phase, {n: _cast(parts[n], bound, n) for n in names}
         problems.append(f"{phase}: {problem}")
     raise InputError(f"The inputs in '{path}' do not suit the compiled model; {' '.join(problems)}")
+
+
+def _stackable(given: Mapping[str, np.ndarray], names: list[str], bound: Any) -> bool:
+    """Whether stacked tensors have as many parts as the graph keeps."""
+    for name in names:
+        parts = bound.stacks[name]
+        depth = parts[0].count(",", parts[0].rindex("[")) + 1
+        if int(np.prod(given[name].shape[:depth])) != len(parts):
+            return False
+    return True
 
 
 def _cast(array: np.ndarray, bound: Any, name: str) -> np.ndarray:
@@ -292,7 +329,7 @@ def _mismatch(given: Mapping[str, np.ndarray], bound: Any) -> str | None:
                     f"{size - 1}."
                 )
     for name, array in given.items():
-        if name in wanted:
+        if name in wanted or name in bound.unread:
             continue
         if name not in bound.folded:
             known = ", ".join(f"'{n}'" for n in [*wanted, *bound.folded])
@@ -336,160 +373,4 @@ def decode_steps(
     return found
 
 
-@dataclass(frozen=True)
-class Generated:
-    """A generated token, and the time of the step that made it."""
-
-    token: int
-    cycles: float
-    phase: str
-
-
-def generate(
-    compiled: Compiled,
-    ids: list[int],
-    count: int,
-    *,
-    engine: str = "cores",
-    say: Callable[[Generated], None] | None = None,
-) -> list[Generated]:
-    """Prefill `ids`, then decode greedily, on the emulated chip.
-
-    The cores' SRAM lasts from step to step: weights are loaded once and the cache grows in place.
-    A model compiled without prefill is given the prompt token by token.
-    """
-    phases = compiled.phases
-    main = phases.get("decode") or phases["prefill"]
-    w = main.workload
-    _check_generate(compiled, ids, count)
-    state: Any = None
-    context = 0
-    token = -1
-    results: list[Generated] = []
-    queue: list[tuple[str, list[int]]] = []
-    if "prefill" in phases:
-        queue.append(("prefill", ids))
-    else:
-        queue += [("decode", [i]) for i in ids]
-    models = {p: open_model(done) for p, done in phases.items()}
-    waited = 0.0
-    while queue:
-        phase, fed = queue.pop(0)
-        program, bound = step_program(
-            compiled, phase, models[phase], context=context, prompt=len(fed)
-        )
-        bound.data.require()
-        feeds = _prompt_feeds(bound, fed)
-        trace = emulate(
-            program,
-            compiled.chip,
-            tensors=Tensors(feeds, bound.data),
-            engine=engine,
-            state=state,
-            keep_state=True,
-        )
-        state = trace.state
-        assert trace.outputs is not None
-        context += len(fed)
-        waited += trace.cycles
-        if queue:
-            continue
-        logits = trace.outputs[logits_name(bound)]
-        token = int(np.argmax(logits.astype(np.float32).reshape(-1, logits.shape[-1])[-1]))
-        results.append(Generated(token, waited, phase))
-        waited = 0.0
-        if say:
-            say(results[-1])
-        if len(results) < count:
-            queue.append(("decode", [token]))
-    del w
-    return results
-
-
-def _prompt_feeds(bound: Any, ids: list[int]) -> dict[str, np.ndarray]:
-    """Token ids, and empty pasts (the cache itself is in the cores' SRAM)."""
-    feeds: dict[str, np.ndarray] = {}
-    looked_up = index_limits(bound.graph)  # ids are what an embedding table is read by
-    for name, (shape, dtype) in bound.inputs.items():
-        if name not in looked_up or int(np.prod(shape)) != len(ids):
-            raise InputError(
-                f"Input '{name}' of shape {list(shape)} is not the token ids; meshc generate "
-                "needs a model whose only run-time input is the ids."
-            )
-        feeds[name] = np.asarray(ids, dtype=NUMPY[dtype]).reshape(shape)
-    for past, _, shape, dtype in bound.caches:
-        if past is not None:
-            feeds[past] = np.zeros(shape, NUMPY[dtype])
-    return feeds
-
-
-def logits_name(bound: Any) -> str:
-    """The output that scores the vocabulary: by name, else the first that is no cache."""
-    caches = {present for _, present, _, _ in bound.caches}
-    names = [n for n, _, _ in bound.graph.outputs if n not in caches]
-    for name in names:
-        if "logits" in name:
-            return str(name)
-    if not names:
-        raise InputError("The model has no output but its caches, so nothing can be generated.")
-    return str(names[0])
-
-
-def _cache_places(program: Program) -> frozenset[tuple[Any, ...]]:
-    """Where and how the caches lie in SRAM."""
-    return frozenset(
-        (b.offset, b.stride, b.dtype, b.layout, b.capacity)
-        for b in program.buffers.values()
-        if b.kind == "kv"
-    )
-
-
-def _check_generate(compiled: Compiled, ids: list[int], count: int) -> None:
-    phases = compiled.phases
-    main = phases.get("decode") or phases["prefill"]
-    w = main.workload
-    if count < 1:
-        raise InputError(f"--tokens {count} is below 1; ask for at least one token.")
-    if not ids:
-        raise InputError("--ids is empty; give at least one token id.")
-    if w.batch != 1:
-        raise InputError(
-            f"meshc generate runs one sequence, and the model was compiled for batch {w.batch}; "
-            "compile with --batch 1."
-        )
-    if "decode" not in phases and count > 1:
-        raise InputError(
-            "Only the prefill was compiled, which gives one token; compile with --phase both, or "
-            "with --decode-model for an export in two files."
-        )
-    if "prefill" in phases and phases["prefill"].workload.context:
-        raise InputError(
-            f"The prefill was compiled to continue {phases['prefill'].workload.context} cached "
-            "tokens; compile it with --context 0 to generate."
-        )
-    if len({_cache_places(p.program) for p in phases.values()}) > 1:
-        raise InputError(
-            "The prefill and the decode graph keep their caches in different places, so a decode "
-            "cannot go on from a prefill; export both in one graph, or compile with --phase decode."
-        )
-    limit = min(p.workload.max_context for p in phases.values())
-    if len(ids) + count - 1 > limit:
-        raise InputError(
-            f"{len(ids)} prompt tokens and {count} new ones need {len(ids) + count - 1} cached "
-            f"tokens where SRAM is reserved for {limit}; compile with --max-context "
-            f"{len(ids) + count - 1} or ask for fewer."
-        )
-    graph = next((p.graph for p in phases.values() if p.graph is not None), None)
-    if graph is None:
-        first = next(iter(phases))
-        _, bound = step_program(
-            compiled, first, open_model(phases[first]), context=phases[first].workload.context
-        )
-        graph = bound.graph
-    for size in index_limits(graph).values():
-        for i in ids:
-            if not 0 <= i < size:
-                raise InputError(f"Token id {i} is outside the vocabulary of 0 to {size - 1}.")
-
-
-__all__ = ["Generated", "Result", "decode_steps", "generate", "replace", "run_phase"]
+__all__ = ["Result", "Tensors", "decode_steps", "run_phase", "verify_phase"]

@@ -16,7 +16,7 @@ def growing_dims(graph: Graph) -> dict[str, frozenset[int]]:
     grows: dict[str, set[int]] = {}
     for pair in graph.caches:
         for name in (pair.past, pair.present):
-            if name is not None:
+            if name is not None and pair.axis is not None:
                 grows.setdefault(name, set()).add(pair.axis)
     changed = True
     while changed:

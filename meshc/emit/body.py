@@ -181,8 +181,9 @@ def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
     out = cache_buffer(op.output) if pair is not None else _output_buffer(e, segment, op, plan)
     inputs, layouts = [], []
     for slot, (name, wanted) in enumerate(zip(op.inputs, plan.inputs, strict=True)):
-        if pair is not None and slot == 0 and name == pair.past:
-            inputs.append(out)
+        own = pair is not None and name == pair.past
+        if own and ((op.kind == "append" and slot == 0) or wanted == plan.output):
+            inputs.append(out)  # read where it lies, before the result is written there
             layouts.append(plan.output)
         else:
             inputs.append(_operand(e, segment, op, name, wanted))

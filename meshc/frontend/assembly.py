@@ -14,6 +14,7 @@ from meshc.frontend.folding import Const
 from meshc.frontend.importer import Importer
 from meshc.frontend.reader import Model
 from meshc.frontend.repeats import Repeat
+from meshc.frontend.streams import Stream
 from meshc.ir.graph import CachePair, Graph, Op, Segment, Tensor, TensorKind
 
 
@@ -58,12 +59,12 @@ class Assembly:
         ops: Sequence[Node],
         repeat: Repeat,
         roots: Sequence[tuple[str, Value]],
-        pairs: Sequence[tuple[Value | None, Value]],
+        streams: Sequence[Stream],
         builder: Builder,
     ) -> None:
         self.model, self.ops, self.repeat = model, ops, repeat
-        self.roots, self.pairs, self.builder = roots, pairs, builder
-        self.outputs = {id(v) for _, v in roots}
+        self.roots, self.streams, self.builder = roots, streams, builder
+        self.outputs = {id(v) for name, v in roots if name}
         self.tensors: dict[str, Tensor] = {}
         self.by_key: dict[tuple[str, tuple[str, ...]], str] = {}
         self.consts: dict[str, Const] = {}
@@ -96,11 +97,8 @@ class Assembly:
             name=model.name,
             tensors=self.tensors,
             segments=tuple(segments),
-            inputs=tuple(
-                p.name for p in model.inputs
-                if p.name in self.tensors and self.tensors[p.name].kind == "INPUT"
-            ),
-            outputs=tuple(self._output(name, v) for name, v in self.roots),
+            inputs=self._inputs(),
+            outputs=tuple(self._output(name, v) for name, v in self.roots if name),
             caches=tuple(self._pairs()),
             parameters=importer.parameters,
             sha256=model.sha256,
@@ -109,6 +107,14 @@ class Assembly:
         )  # fmt: skip
         graph.verify()
         return graph, TensorData(self.consts)
+
+    def _inputs(self) -> tuple[str, ...]:
+        """Names that the host gives tensors for, in the model's order."""
+        given = dict.fromkeys(
+            i for t in self.tensors.values() if t.kind == "INPUT" for i in t.instances
+        )
+        ours = [p.name for p in self.model.inputs if p.name in given]
+        return (*ours, *(n for n in given if n not in set(ours)))
 
     def _op(self, node: Node, j: int, inside: bool, last: dict[int, Value]) -> Op:
         names = []
@@ -190,7 +196,8 @@ class Assembly:
             for k, v in enumerate(op.inputs)
             if v.source == "CACHE"
         }
-        for past, present in self.pairs:
+        for s in self.streams:
+            past, present = s.past, s.present
             node = present.node
             assert node is not None
             at = node.order
@@ -202,6 +209,6 @@ class Assembly:
                 i, k = reads[id(past)]
                 key = ((i - r.start) % r.period, k) if inside else (-1, k)
                 name = self._outside(r.instances.get(key, (past,)))
-            pair = CachePair(name, node.output.name, node.attrs["axis"])
+            pair = CachePair(name, node.output.name, s.axis)
             found.setdefault((pair.past, pair.present), pair)
         return list(found.values())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,20 +11,29 @@ from meshc.errors import InputError
 from meshc.frontend.assembly import Assembly, TensorData
 from meshc.frontend.binding import bound_shape, folded_inputs
 from meshc.frontend.builder import UNKNOWN, Builder, Node, Value
+from meshc.frontend.cacheviews import join_arrays, split_arrays
 from meshc.frontend.folding import Const
 from meshc.frontend.fuse import fuse as fuse_maps
 from meshc.frontend.groups import share_heads
-from meshc.frontend.importer import Importer, Poison
+from meshc.frontend.importer import Importer
 from meshc.frontend.labels import MIXED
 from meshc.frontend.order import main_output, ordered, share_steady
 from meshc.frontend.reader import Model
 from meshc.frontend.repeats import find_repeats
 from meshc.frontend.simplify import Net, share_rows, simplify
+from meshc.frontend.streams import (
+    Ends,
+    Stream,
+    cache_values,
+    find_ends,
+    pair_replaced,
+    settle,
+    sort_streams,
+    stacks_of,
+)
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.graph import Graph
 from meshc.ir.workload import Workload
-
-_CACHE_OUTPUT = re.compile(r"present|past|cache|key|value")
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,11 @@ class Bound:
     folded: the inputs that the workload determined, as an oracle must be fed.
     inputs: shape and dtype of those given at run time.
     caches: (past input or None, present output, shape of the past, dtype), in layer order.
+    stacks: tensors of the model that the graph keeps in parts → the parts' names.
+    carried: inputs that an output of the step before continues → that output.
+    defined: outputs of which only the first elements of an axis mean something → (axis, count).
+    unread: inputs of the model that the bound graph does not read.
+    usual: values of the masks and positions that were not folded, where nothing is padding.
     """
 
     graph: Graph
@@ -42,6 +55,19 @@ class Bound:
     folded: dict[str, np.ndarray]
     inputs: dict[str, tuple[tuple[int, ...], str]]
     caches: tuple[tuple[str | None, str, tuple[int, ...], str], ...]
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    carried: dict[str, str] = field(default_factory=dict)
+    defined: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    usual: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def parts(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The model's tensors as the graph names them."""
+        return split_arrays(arrays, self.stacks)
+
+    def whole(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The graph's inputs or outputs as the model names them."""
+        return join_arrays(arrays, self.stacks)
 
 
 def bind(
@@ -53,64 +79,107 @@ def bind(
     Raises InputError for what the graph or the workload does not allow.
     """
     workload.verify()
+    bound = _bind(model, workload, dynamic_mask, fuse, True)
+    if bound is None:  # what is stacked must stay so
+        bound = _bind(model, workload, dynamic_mask, fuse, False)
+    assert bound is not None
+    return bound
+
+
+def _bind(
+    model: Model, workload: Workload, dynamic_mask: bool, fuse: bool, split: bool
+) -> Bound | None:
+    """split: keep stacked caches in parts; None where the graph does not allow it."""
     builder = Builder()
     importer = Importer(model, builder, workload.phase)
     names = [p.name for p in model.outputs]
+    usual: dict[str, np.ndarray] = {}
     try:
         folded = folded_inputs(model, workload)
         if dynamic_mask:
             keep = [n for n, r in model.roles.roles.items() if r in ("mask", "positions")]
+            usual = {n: a for n, a in folded.items() if n in keep}
             folded = {n: a for n, a in folded.items() if n not in keep}
         inputs = _inputs(model, workload, builder, folded)
     except InputError:
         importer.unknown(names)  # an operator that nothing supports is the better reason
         raise
+    stacks = stacks_of(model, inputs) if split else {}
+    own = dict(inputs)
+    caches = cache_values(model, builder, inputs, stacks)
     results = importer.run(dict(inputs), names)
     importer.check("leave out --dynamic-mask" if dynamic_mask else "")
     importer.check_names()
-    roots, pairs = _roots(model, builder, names, results)
-    _check_shapes(model, inputs)
-    net = Net(roots)
+    ends = find_ends(model, builder, names, results, caches, inputs, stacks)
+    if ends is None:
+        return None
+    _check_shapes(model, own)
+    net = Net(ends.roots)
     simplify(net)
-    pairs += _static_pairs(roots)
-    present = {id(v) for _, v in pairs}
+    pair_replaced(model, ends, net, caches)
+    present = {id(s.present) for s in ends.streams}
     for node in net.nodes():
         if node.kind == "append" and id(node.output) not in present:
             node.kind = "concat"  # nothing puts the longer cache out
     share_heads(net, builder)
     share_rows(net, workload.batch)
-    main, ends = main_output(names), [v for _, v in roots]
+    main, values = main_output(names), [v for _, v in ends.roots]
     tokens = model.roles.tokens
     if dynamic_mask:
         share_steady(net, tokens)
-    ops = ordered(net, main, tokens)
-    repeat = find_repeats(ops, ends)
+    ops = ordered(net, main, tokens, _after(net, ends))
+    if settle(net, ends, ops):
+        ops = ordered(net, main, tokens, _after(net, ends))
+    repeat = find_repeats(ops, values)
     if fuse:
         fuse_maps(net, repeat.layers(ops), repeat.leaving(ops))
-        ops = ordered(net, main, tokens)
-        repeat = find_repeats(ops, ends)
-    graph, data = Assembly(model, ops, repeat, roots, pairs, builder).build(importer, folded)
-    given = {n: (inputs[n].shape, inputs[n].dtype) for n in graph.inputs}
-    return Bound(graph, data, folded, given, _caches(ops, roots, pairs))
+        ops = ordered(net, main, tokens, _after(net, ends))
+        if settle(net, ends, ops):
+            ops = ordered(net, main, tokens, _after(net, ends))
+        repeat = find_repeats(ops, values)
+    streams = sort_streams(ends.streams)
+    graph, data = Assembly(model, ops, repeat, ends.roots, streams, builder).build(importer, folded)
+    known = {**own, **{p: c for p, c in caches.items()}}
+    given = {n: (known[n].shape, known[n].dtype) for n in graph.inputs}
+    defined = {n: builder.defined[id(v)] for n, v in ends.roots if id(v) in builder.defined}
+    found = _caches(ops, streams)
+    taken = {*given, *folded, *(c[0] for c in found), *ends.stacks}
+    unread = tuple(n for n in own if n not in taken)
+    return Bound(
+        graph, data, folded, given, found, ends.stacks, ends.carried, defined, unread, usual
+    )
+
+
+def _after(net: Net, ends: Ends) -> dict[int, list[Node]]:
+    """Presents that take their past's place come after all that reads the past."""
+    writers = {id(s.past): s.present.node for s in ends.streams if s.past is not None}
+    found: dict[int, list[Node]] = {}
+    for node in net.nodes():
+        for v in node.inputs:
+            writer = writers.get(id(v))
+            if writer is not None and writer is not node and writer.kind != "append":
+                found.setdefault(id(writer), []).append(node)
+    return found
 
 
 def _caches(
-    ops: Sequence[Node],
-    roots: Sequence[tuple[str, Value]],
-    pairs: Sequence[tuple[Value | None, Value]],
+    ops: Sequence[Node], streams: Sequence[Stream]
 ) -> tuple[tuple[str | None, str, tuple[int, ...], str], ...]:
     """(past, present, shape of the past, dtype) in the order of the ops, which is that of the
     layers."""
-    past_of = {id(present): past for past, present in pairs}
-    named = {id(v): n for n, v in roots}
+    stream_of = {id(s.present): s for s in streams}
     found = []
     for op in ops:
-        if id(op.output) in past_of:
-            past = past_of[id(op.output)]
-            shape = list(op.output.shape)
-            shape[op.attrs["axis"]] = past.shape[op.attrs["axis"]] if past is not None else 0
-            name = past.name if past is not None else None
-            found.append((name, named[id(op.output)], tuple(shape), op.output.dtype))
+        s = stream_of.get(id(op.output))
+        if s is None:
+            continue
+        shape = list(op.output.shape)
+        if s.past is not None:
+            shape = list(s.past.shape)
+        elif s.axis is not None:
+            shape[s.axis] = 0
+        name = s.past.name if s.past is not None else None
+        found.append((name, s.name, tuple(shape), op.output.dtype))
     return tuple(found)
 
 
@@ -159,59 +228,3 @@ def _check_shapes(model: Model, inputs: dict[str, Value]) -> None:
                 f"'{model.path.name}' are not determined by the graph; bind them with "
                 f"{' '.join(f'--dim {n}=N' for n in names)}."
             )
-
-
-def _roots(
-    model: Model, b: Builder, names: Sequence[str], results: Sequence[Value | Poison | None]
-) -> tuple[list[tuple[str, Value]], list[tuple[Value | None, Value]]]:
-    """The graph's outputs, and (past, present) of every cache among them.
-
-    An output that is no op's own result, or one that another output already is, gets a copy.
-    """
-    roots: list[tuple[str, Value]] = []
-    pairs: list[tuple[Value | None, Value]] = []
-    taken: set[int] = set()
-    main = main_output(list(names))
-    for name, value in zip(names, results, strict=True):
-        if value is None or isinstance(value, Poison):
-            raise InputError(
-                f"Output '{name}' of '{model.path.name}' is made by no node; export the model "
-                "again."
-            )
-        if value.node is not None and value.node.kind == "append" and id(value) not in taken:
-            if len(value.node.inputs) == 2:
-                pairs.append((value.node.inputs[0], value))
-        elif name != main and not model.has_past and _is_cache(name, value):
-            b.scope = b.source = name
-            if value.name == name:
-                value.name = b.unique(f"{name}.new")
-                if value.node is not None and value.node.name == name:
-                    value.node.name = value.name
-            present = b.append(None, value, value.rank - 2, "append")
-            present.name = name
-            value = present
-            pairs.append((None, value))
-        elif value.node is None or id(value) in taken:
-            b.scope = b.source = name
-            copy = Value(b.unique(f"{name}.copy"), value.shape, value.dtype, value.labels)
-            copy.node = Node(copy.name, "reshape", [value], {}, copy, name)
-            value = copy
-        taken.add(id(value))
-        roots.append((name, value))
-    return roots, pairs
-
-
-def _static_pairs(roots: Sequence[tuple[str, Value]]) -> list[tuple[Value | None, Value]]:
-    """Caches of fixed length: outputs that are a past input with rows written over."""
-    found: list[tuple[Value | None, Value]] = []
-    for _, v in roots:
-        if v.node is None or v.node.kind != "concat":
-            continue
-        first = v.node.inputs[0].node
-        if first is not None and first.kind == "slice" and first.inputs[0].source == "CACHE":
-            found.append((first.inputs[0], v))
-    return found
-
-
-def _is_cache(name: str, value: Value) -> bool:
-    return value.rank == 4 and value.node is not None and bool(_CACHE_OUTPUT.search(name.lower()))

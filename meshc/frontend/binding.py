@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meshc.errors import InputError
+from meshc.frontend.dims import evaluate, names_of
 from meshc.frontend.labels import BATCH, BUFFER, FIXED, NEW, PAST, TOTAL, Label
 from meshc.frontend.reader import Model, Port
 from meshc.frontend.roles import Kind
@@ -73,11 +74,34 @@ def workloads(
     room = _room(models, max_context, ends, new, wanted, limit)
     found: dict[Phase, tuple[Model, Workload]] = {}
     for p, m in models.items():
-        pairs = tuple(sorted((dims or {}).items()))
-        workload = Workload(p, batch, new[p], old[p], room, pairs)
+        workload = Workload(p, batch, new[p], old[p], room)
         workload.verify()
         found[p] = (m, workload)
     _check_dims(found, dims or {})
+    usual = {
+        **_usual_dims([m for m in models.values()], max(new.values()), max(old.values()), room),
+        **(dims or {}),
+    }
+    pairs = tuple(sorted(usual.items()))
+    return {p: (m, replace(w, dims=pairs)) for p, (m, w) in found.items()}
+
+
+def _usual_dims(models: list[Model], new: int, old: int, room: int) -> dict[str, int]:
+    """Defaults of the symbols that the workload does not determine: an encoder has as many tokens
+    as a prompt, a window holds what it must or what is cached."""
+    found: dict[str, int] = {}
+    for model in models:
+        roles = model.roles
+        for dim in roles.apart:
+            windows = [
+                past.window
+                for name, past in roles.pasts.items()
+                if past.style == "window" and str(roles.ports[name].dims[past.axis or 0]) == dim
+            ]
+            if windows:
+                found[dim] = max(max(windows), old)
+            elif names_of(dim) == (dim,) and not dim.isdecimal():
+                found.setdefault(dim, new if new > 1 else max(old, 1))
     return found
 
 
@@ -259,6 +283,13 @@ def bound_shape(
     """
     sizes, given = Sizes.of(workload), dict(workload.dims)
     symbols = model.roles.symbols()
+
+    def size_of(name: str) -> tuple[int, Label] | None:
+        known = symbols.get(name)
+        if known is not None:
+            return sizes.get(known), LABELS[known]
+        return (given[name], FIXED) if name in given else None
+
     shape: list[int] = []
     labels: list[Label] = []
     for kind, dim in zip(model.roles.kinds(port.name), port.dims, strict=True):
@@ -279,6 +310,9 @@ def bound_shape(
             shape.append(sizes.get(kind))
         elif dim in given:
             shape.append(given[dim])
+        elif (found := evaluate(dim, size_of)) is not None:
+            shape.append(found[0])
+            label = found[1]
         else:
             shape.append(-1)
             unknown.append(dim or f"{port.name}[{len(shape) - 1}]")
@@ -292,12 +326,12 @@ def folded_inputs(model: Model, workload: Workload) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for port in model.inputs:
         role = model.roles.roles[port.name]
-        if port.dtype not in NUMPY or role in ("tokens", "past", "other"):
+        if port.dtype not in NUMPY or role in ("tokens", "past", "other", "encoder", "types"):
             continue
         shape, _ = bound_shape(model, port, workload, [])
         shape = tuple(1 if n < 0 else n for n in shape)
         if role in ("mask", "encoder_mask"):
-            array = _mask(port, shape, sizes, model.roles.static)
+            array = _mask(port, shape, sizes, "buffer" in model.roles.kinds(port.name))
         elif role == "positions":
             array = np.broadcast_to(np.arange(sizes.past, sizes.total), shape)
         else:

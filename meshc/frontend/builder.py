@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
+from meshc.frontend.cacheviews import append_behind, cache_below, part_of_stack
 from meshc.frontend.folding import Const, Origin, Steps, fold
 from meshc.frontend.labels import FIXED, MIXED, Label, array_of, total
 from meshc.frontend.stored import Recipe, gathered, recipe, restored, written_in
@@ -85,6 +86,8 @@ class Builder:
     interned: dict[tuple[str, tuple[int, ...], bytes], Value] = field(default_factory=dict)
     shared: dict[Hashable, Value] = field(default_factory=dict)
     folded: dict[Hashable, tuple[Value, Sequence[Value]]] = field(default_factory=dict)
+    # results of which only the first elements of an axis mean something: (axis, count) by id
+    defined: dict[int, tuple[int, int]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -302,6 +305,10 @@ class Builder:
         perm = tuple(int(p) % x.rank for p in perm)
         if perm == tuple(range(x.rank)):
             return x
+        back = cache_below(x, "transpose")
+        turned = x.node.attrs["perm"] if back is not None and x.node is not None else perm
+        if back is not None and tuple(turned[p] for p in perm) == tuple(range(x.rank)):
+            return back
         shape, labels = [x.shape[p] for p in perm], [x.labels[p] for p in perm]
         return self.emit("transpose", [x], {"perm": perm}, shape, x.dtype, labels, suffix)
 
@@ -315,6 +322,9 @@ class Builder:
             )
         if tuple(shape) == x.shape and tuple(labels) == x.labels and MIXED not in labels:
             return x
+        back = cache_below(x, "reshape")
+        if back is not None and (tuple(shape), tuple(labels)) == (back.shape, back.labels):
+            return back
         return self.emit("reshape", [x], {}, shape, x.dtype, labels, suffix)
 
     def expand(
@@ -335,6 +345,8 @@ class Builder:
     ) -> Value:
         """`length` elements along `axis`; exact: `start` is the same for every workload."""
         axis %= x.rank
+        if step == 1 and exact and (part := part_of_stack(x, axis, start, length)) is not None:
+            return part
         shape, labels = list(x.shape), list(x.labels)
         shape[axis], labels[axis] = length, label
         attrs = {"axis": axis, "start": start, "step": step}
@@ -372,7 +384,8 @@ class Builder:
         """
         axis %= new.rank
         if past is not None and past.source != "CACHE":
-            return self.concat([past, new], axis, suffix)
+            behind = append_behind(self, past, new, axis, suffix or "append")
+            return self.concat([past, new], axis, suffix) if behind is None else behind
         shape, labels = list(new.shape), list(new.labels)
         inputs = [new]
         if past is not None:

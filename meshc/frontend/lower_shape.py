@@ -9,6 +9,7 @@ import numpy as np
 
 from meshc.errors import InputError
 from meshc.frontend.builder import FROZEN, Builder, Unsupported, Value
+from meshc.frontend.cacheviews import under
 from meshc.frontend.call import Call, Lowering, known, need, optional
 from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED, MIXED, Label, add, array_of, multiply, product, remainder
@@ -145,7 +146,7 @@ def concat(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     axis = int(call.attr("axis", 0))
     if len(parts) == 1:
         return [parts[0]]
-    if len(parts) == 2 and parts[0].source == "CACHE":
+    if len(parts) == 2 and under(parts[0]) is not None:
         return [b.append(parts[0], parts[1], axis)]
     if any(v.rank != parts[0].rank for v in parts):
         raise Unsupported("of tensors of different rank")
@@ -260,6 +261,8 @@ def gather(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         one = b.slice(data, axis, int(numbers) % size, 1, FIXED, suffix="row")
         kept = [i for i in range(data.rank) if i != axis]
         return [b.reshape(one, [one.shape[i] for i in kept], [one.labels[i] for i in kept])]
+    if data.const is None and numbers.shape == (1,) and indices.const.fixed:
+        return [b.slice(data, axis, low % size, 1, FIXED, suffix="row")]
     if low < 0:
         indices = b.value(_positive(indices, size), f"{b.scope}.indices", indices.labels)
     return [b.gather(data, indices, axis)]

@@ -6,18 +6,24 @@ in a graph without a past) stand right behind the last operand that the order al
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 
 from meshc.frontend.builder import Node, Value
 from meshc.frontend.simplify import Net, visit
 
 
-def ordered(net: Net, main: str, tokens: str | None = None) -> list[Node]:
+def ordered(
+    net: Net,
+    main: str,
+    tokens: str | None = None,
+    after: Mapping[int, Sequence[Node]] | None = None,
+) -> list[Node]:
     """All nodes; `main` names the output that the order starts from.
 
     What depends on run-time inputs other than `tokens` alone (a mask) comes first: all layers
-    read it.
+    read it. after: nodes by id → nodes that they stand behind though they do not read them.
     """
+    after = after or {}
     roots = sorted(net.roots, key=lambda r: r[0] != main)
     seen: set[int] = set()
     spine: list[Node] = []
@@ -38,6 +44,7 @@ def ordered(net: Net, main: str, tokens: str | None = None) -> list[Node]:
         anchors = [
             place[id(v.node)] for n in chain for v in n.inputs if v.node and id(v.node) in place
         ]
+        anchors += [place[id(m)] for n in chain for m in after.get(id(n), ()) if id(m) in place]
         anchor = max(anchors, default=len(spine) - 1)
         behind.setdefault(anchor, []).extend(chain)
         place.update((id(n), anchor) for n in chain)

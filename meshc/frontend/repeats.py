@@ -138,6 +138,9 @@ def _verify(
                     return None
                 instances[j, k] = tuple(layers)
                 continue
+            if all(v.source == "INPUT" for v in layers):
+                instances[j, k] = tuple(layers)
+                continue
             for r, w in enumerate(where):  # carried from the layer before
                 low = start + r * period
                 if not low <= w < low + period or w - r * period != where[0]:

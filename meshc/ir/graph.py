@@ -92,12 +92,12 @@ class Segment:
 class CachePair:
     """A KV-cache stream: the past tensor (None for a graph without past) and its present one.
 
-    axis: the dimension that grows, in tokens.
+    axis: the dimension that counts tokens; None where it never grows.
     """
 
     past: str | None
     present: str
-    axis: int
+    axis: int | None
 
 
 @dataclass(frozen=True)

@@ -149,8 +149,8 @@ class _Builder:
         return {op.output: (s, op) for s, op in self.full.ops()}
 
     @cached_property
-    def caches(self) -> dict[str, int]:
-        """Present tensor → the axis that grows."""
+    def caches(self) -> dict[str, int | None]:
+        """Present tensor → the axis that grows, if any."""
         return {p.present: p.axis for p in self.full.caches}
 
     @cached_property
@@ -358,7 +358,13 @@ class _Builder:
 
 
 def kv_bytes(
-    graph: Graph, present: str, axis: int, layout: Layout, max_context: int, rows: int, cols: int
+    graph: Graph,
+    present: str,
+    axis: int | None,
+    layout: Layout,
+    max_context: int,
+    rows: int,
+    cols: int,
 ) -> int:
     """Bytes per lane that a cache reserves for `max_context` tokens."""
     t = graph.tensors[present]

@@ -81,8 +81,8 @@ def check(model: Model, workload: Workload, tolerance: float = 1e-5, **options: 
     """Bind, interpret, and compare every output with ONNX Runtime."""
     bound = bind(model, workload, **options)
     feeds = random_feeds(model, bound)
-    got = reference.interpret(bound.graph, bound.data, feeds)
-    want, _ = run_oracle(model, feeds)
+    got = bound.whole(reference.interpret(bound.graph, bound.data, feeds))
+    want, _ = run_oracle(model, bound.whole(feeds))
     assert list(got) == [p.name for p in model.outputs]
     for name, array in want.items():
         assert error(got[name], array) <= tolerance, (name, error(got[name], array))
