@@ -225,23 +225,8 @@ REFUSED = {
         "('meshc ops' lists what is supported)."
     ),
     "mamba-hf-op20-decode": (
-        "Model 'mamba-hf-op20-decode.onnx' is a state-space or convolution model (it carries "
-        "'conv' and 'recurrent' states from token to token), which meshc does not compile; give "
-        "a transformer."
-    ),
-    "t5-optimum-decoder_model_merged": (
-        "Dimensions 'encoder_sequence_length' of 't5-optimum-decoder_model_merged.onnx' are not "
-        "determined by the workload; bind them with --dim encoder_sequence_length=N."
-    ),
-    "llama-genai-paged-fp16-cuda": (
-        "Model 'llama-genai-paged-fp16-cuda.onnx' has operators that are not supported: "
-        "'com.microsoft:PagedAttention' (2 nodes); export it without them "
-        "('meshc ops' lists what is supported)."
-    ),
-    "gemma2-genai-fp16-cuda": (
-        "Model 'gemma2-genai-fp16-cuda.onnx' has operators in a form that is not supported: "
-        "'com.microsoft:GroupQueryAttention' with sliding_window_cache; export it without them "
-        "('meshc ops' lists what is supported)."
+        "Model 'mamba-hf-op20-decode.onnx' is a state-space model (it carries 'recurrent' states "
+        "from token to token), which meshc does not compile; give a transformer."
     ),
 }
 
@@ -253,13 +238,3 @@ def test_refusals(name: str) -> None:
         for found, workload in workloads(model).values():
             bind(found, workload)
     assert str(caught.value) == REFUSED[name]
-
-
-def test_run_time_masks_are_refused_where_lengths_are_needed() -> None:
-    with pytest.raises(InputError) as caught:
-        bind(load("llama-genai-fp32-cpu"), step(1, 4), dynamic_mask=True)
-    assert str(caught.value) == (
-        "Model 'llama-genai-fp32-cpu.onnx' has operators in a form that is not supported: "
-        "'com.microsoft:GroupQueryAttention' with sizes or indices that depend on run-time data; "
-        "leave out --dynamic-mask."
-    )
