@@ -17,6 +17,7 @@ from typing import Any
 from meshc.ir.dtypes import size_bytes
 from meshc.ir.graph import Graph, Op, Segment, Tensor
 
+PRODUCTS = ("matmul", "experts")  # multiply by weights, which may be stored smaller
 EACH = ("map", "unpack")  # take each element as it comes
 VIEWS = frozenset(("transpose", "reshape", "slice", "expand", "concat"))
 LARGEST = 24  # primitives in a group
@@ -136,7 +137,7 @@ def _absorb(
                 continue
             reading = sum(name in ops[i].inputs for i in members)
             joins = _may_join(ops[at].kind, ops[core].kind)
-            joins = joins or (ops[core].kind == "matmul" and at in stored)
+            joins = joins or (ops[core].kind in PRODUCTS and at in stored)
             if reading != readers[name] or not joins:
                 continue
             if any(replaced.get(n, ops[core].output) != ops[core].output for n in ops[at].inputs):
@@ -200,7 +201,7 @@ def _fused(body: list[Op], tensors: dict[str, Tensor], stored: list[Op]) -> Op:
     core = next((op for op in reversed(body) if op.kind not in VIEWS), body[-1])
     attrs: tuple[tuple[str, Any], ...] = (("core", core.kind), ("shapes", shapes))
     bits = _weight_bits(stored, tensors)
-    if core.kind == "matmul" and bits:
+    if core.kind in PRODUCTS and bits:
         attrs = (("core", core.kind), ("quantised", bits), ("shapes", shapes))
     source = tuple(dict.fromkeys(n for op in body for n in op.source))
     return Op(core.name, "fused", inputs, body[-1].output, attrs, source, tuple(body))

@@ -180,7 +180,7 @@ class Builder:
             if exact:
                 self.folded[key] = value, inputs  # their ids stay taken
         else:
-            if kind == "matmul":
+            if kind in ("matmul", "experts"):
                 inputs = [restored(self, v) for v in inputs]
             value = self.node(kind, inputs, attrs, shape, dtype, labels, name)
         self.made.append(value)

@@ -97,15 +97,23 @@ def multi_head_attention(b: Builder, call: Call, x: Values) -> Sequence[Value | 
 
 def packed_attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """com.microsoft Attention: input, weights and bias of all three projections, mask."""
-    if optional(x, 4) is not None or call.wants(1):
-        raise Unsupported("with a past")
-    if call.attr("do_rotary", 0):
-        raise Unsupported("with do_rotary")
-    heads = int(call.attr("num_heads"))
     both = b.matmul(need(x, 0), need(x, 1), suffix="projections")
     bias = optional(x, 2)
     if bias is not None:
         both = b.apply("add", both, bias, suffix="projections.bias")
+    return attention_of(b, call, both, optional(x, 3), optional(x, 4), optional(x, 5))
+
+
+def attention_of(
+    b: Builder, call: Call, both: Value, padding: Value | None, past: Value | None,
+    added: Value | None,
+) -> Sequence[Value | None]:  # fmt: skip
+    """Attention of queries, keys and values that lie behind each other in the last dimension."""
+    if past is not None or call.wants(1):
+        raise Unsupported("with a past")
+    if call.attr("do_rotary", 0):
+        raise Unsupported("with do_rotary")
+    heads = int(call.attr("num_heads"))
     widths = [int(n) for n in call.attr("qkv_hidden_sizes", ())] or [both.shape[2] // 3] * 3
     parts, start = [], 0
     for name, width in zip(("query", "key", "value"), widths, strict=True):
@@ -113,7 +121,7 @@ def packed_attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None
         parts.append(_heads_first(b, part, heads, name))
         start += width
     q, k, v = parts
-    mask = _mask(b, call, q, k, optional(x, 3), optional(x, 5), 0)
+    mask = _mask(b, call, q, k, padding, added, 0)
     return [_attend(b, call, q, k, v, mask)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, optional
@@ -12,19 +12,23 @@ Values = Sequence[Value | None]
 
 def matmul(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Numpy's meaning, vectors included."""
-    p, q = need(x, 0), need(x, 1)
+    return [with_vectors(b, need(x, 0), need(x, 1), b.matmul)]
+
+
+def with_vectors(b: Builder, p: Value, q: Value, product: Callable[[Value, Value], Value]) -> Value:
+    """`product` of two operands, of which a vector is a row on the left, a column on the right."""
     row, col = p.rank == 1, q.rank == 1
     if row:
         p = b.insert_axis(p, 0, "row")
     if col:
         q = b.insert_axis(q, 1, "column")
-    out = b.matmul(p, q)
+    out = product(p, q)
     if row or col:
         drop = {out.rank - 2} if row else set()
         drop |= {out.rank - 1} if col else set()
         kept = [i for i in range(out.rank) if i not in drop]
         out = b.reshape(out, [out.shape[i] for i in kept], [out.labels[i] for i in kept], "vector")
-    return [out]
+    return out
 
 
 def gemm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:

@@ -188,22 +188,9 @@ def moe(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 
 def _unpacked(b: Builder, packed: Value, bits: int, count: int, name: str) -> Value:
     """The last dimension's numbers of `bits` bits, low ones first, of which `count` count."""
-    per = 8 // bits
-    if per == 1:
+    if bits == 8:
         return packed
-    parts = []
-    for i in range(per):
-        steps: list[tuple[Any, ...]] = []
-        at: tuple[str, int] = ("in", 0)
-        if i:
-            steps.append(("div", (at, 1 << (i * bits)), "uint8"))
-            at = ("step", 0)
-        if i < per - 1:
-            steps.append(("mod", (at, 1 << bits), "uint8"))
-        part = b.map(steps, [packed], f"{name}.part{i}")
-        parts.append(b.insert_axis(part, packed.rank, f"{name}.column{i}"))
-    both = b.concat(parts, packed.rank, f"{name}.columns")
-    flat = merged(b, both, packed.rank - 1, packed.rank + 1, f"{name}.codes")
+    flat = b.unpack(packed, bits, suffix=f"{name}.codes")
     if flat.shape[-1] < count:
         raise Unsupported(f"with {flat.shape[-1]} packed numbers where {count} are expected")
     if flat.shape[-1] == count:

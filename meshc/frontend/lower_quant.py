@@ -28,7 +28,7 @@ def limits(kind: str) -> tuple[int, int]:
     return (0, (1 << bits) - 1) if kind[0] == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def _is_zero(v: Value) -> bool:
+def is_zero(v: Value) -> bool:
     """Whether a zero point is known to be zero everywhere; large ones are not looked at, nor those
     of external files, so that the graph is the same without them."""
     if v.const is None or not v.const.fixed or v.const.outside or v.const.size > _PEEK:
@@ -42,7 +42,7 @@ def dequantised(
     """(x − zero) · scale in fp32, rounded to dtype; scale and zero broadcast against x."""
     operands = [x]
     steps: list[Step] = [("cast", (("in", 0),), "fp32")]
-    if zero is not None and not _is_zero(zero):
+    if zero is not None and not is_zero(zero):
         if x.dtype == "int32":
             steps = [
                 ("sub", (("in", 0), ("in", 1)), "int32"),
@@ -87,7 +87,7 @@ def quantised(
             then("clip", -top, top)
     else:
         then("round")
-        if zero is not None and not _is_zero(zero):
+        if zero is not None and not is_zero(zero):
             operands.append(b.cast(zero, "fp32"))
             then("add", ("in", 2))
         low, high = limits(kind)
