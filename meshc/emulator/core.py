@@ -76,6 +76,7 @@ class CoreTimer:
         self.chip = chip
         self.core = chip.core
         self.ops = ops
+        self.uneven = {name for name, op in ops.items() if op_records.uneven(op)}
         self._costs: dict[object, Cost] = {}
         self._combines: dict[tuple[str, int], int] = {}
 
@@ -86,7 +87,7 @@ class CoreTimer:
             kernel.op,
             *[(v.dtype, v.extent, *map(len, v.ranges)) for v in views],
         )
-        if kernel.ranges and op_records.RECORDS[self.ops[kernel.op].kind].share is not None:
+        if kernel.ranges and kernel.op in self.uneven:
             key = (*key, kernel.ranges, kernel.layer)  # equal shapes may be unequal work
         cost = self._costs.get(key)
         if cost is None:
@@ -100,7 +101,7 @@ class CoreTimer:
         shapes = [tuple(map(len, v.ranges)) for v in views]
         dtypes = [v.dtype for v in views]
         op = self.ops[kernel.op]
-        if kernel.ranges:
+        if kernel.op in self.uneven and kernel.ranges:
             parts = kernel.ranges
             work = op_records.share(
                 op, parts[:-1], parts[-1], dtypes[:-1], dtypes[-1], kernel.layer

@@ -313,10 +313,7 @@ TABLE: dict[tuple[str, str], Lowering] = {
     ("com.microsoft", "MatMulIntegerToFloat"): matmul_integer_to_float,
     ("com.microsoft", "DynamicQuantizeMatMul"): dynamic_quantize_matmul,
     ("com.microsoft", "QGemm"): qgemm,
-    **{
-        ("com.microsoft", f"QLinear{op}"): _qlinear(op, 1)
-        for op in ("Sigmoid", "LeakyRelu")
-    },
+    **{("com.microsoft", f"QLinear{op}"): _qlinear(op, 1) for op in ("Sigmoid", "LeakyRelu")},
     **{("com.microsoft", f"QLinear{op}"): _qlinear(op, 2) for op in ("Add", "Mul")},
     ("com.microsoft", "QLinearSoftmax"): qlinear_softmax,
     ("com.microsoft", "QLinearConcat"): qlinear_concat,

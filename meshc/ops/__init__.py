@@ -30,6 +30,7 @@ from meshc.ops.registry import (
     evaluate,
     share,
     space,
+    uneven,
     work,
 )
 
@@ -43,5 +44,6 @@ __all__ = [
     "evaluate",
     "share",
     "space",
+    "uneven",
     "work",
 ]

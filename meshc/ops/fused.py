@@ -9,10 +9,10 @@ primitive to the next, the dimensions that both run along it are one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 
@@ -215,32 +215,85 @@ def _work(
             for use, n in zip(known.uses[name], known.shapes[name], strict=True)
         )
 
+    def one(o: Op) -> Work:
+        types = [known.dtypes[n] for n in (*o.inputs, o.output)]
+        return record(o.kind).work(
+            o, [local(i) for i in o.inputs], local(o.output), types[:-1], types[-1]
+        )
+
+    operands = [(n, prod(s) * size_bytes(d)) for n, s, d in zip(op.inputs, shapes, dtypes,
+                                                               strict=True)]  # fmt: skip
+    return _total(op, one, local, operands, prod(output) * size_bytes(output_dtype))
+
+
+def _share(
+    op: Op, inputs: Sequence[Ranges], output: Ranges, dtypes: Sequence[str], out: str, layer: int
+) -> Work:
+    """The work of the lane that holds these parts, where lanes with equal shapes differ."""
+    from meshc.ops.registry import share
+
+    known = inside(op)
+    units = _unit_ranges(op, known, (*inputs, output))
+
+    def ranges(name: str) -> Ranges:
+        return _inner_ranges(known, name, units)
+
+    def local(name: str) -> tuple[int, ...]:
+        return tuple(map(len, ranges(name)))
+
+    def one(o: Op) -> Work:
+        types = [known.dtypes[n] for n in (*o.inputs, o.output)]
+        own = [ranges(n) for n in o.inputs]
+        return share(o, own, ranges(o.output), types[:-1], types[-1], layer)
+
+    operands = [(n, prod(map(len, r)) * size_bytes(d)) for n, r, d in zip(op.inputs, inputs, dtypes,
+                                                                         strict=True)]  # fmt: skip
+    return _total(op, one, local, operands, prod(map(len, output)) * size_bytes(out))
+
+
+def _total(
+    op: Op,
+    one: Callable[[Op], Work],
+    local: Callable[[str], tuple[int, ...]],
+    operands: Sequence[tuple[str, int]],
+    output_bytes: int,
+) -> Work:
+    """The work of the primitives together. operands: bytes that the lane holds of each."""
+    works = {o.output: one(o) for o in op.body}
+    parts = _read_parts(op, works, local)
     matmuls: list[tuple[int, int, int, int]] = []
     dtype, vector_ops, floats = "fp32", 0.0, []
-    traffic = 0
-    whole_operands = True
+    picked: int | None = None
     for o in op.body:
-        w = record(o.kind).work(
-            o,
-            [local(i) for i in o.inputs],
-            local(o.output),
-            [known.dtypes[i] for i in o.inputs],
-            known.dtypes[o.output],
-        )
+        w = works[o.output]
         matmuls += w.matmuls
         if w.matmuls:
             dtype = w.dtype
         if w.vector_ops:
-            vector_ops += w.vector_ops
+            vector_ops += w.vector_ops * parts.get(o.output, 1.0)
             floats.append(w.vector_dtype)
         if o.kind == "gather":  # reads only the rows that it picks
-            whole_operands = False
-            traffic += w.sram_bytes
-    if whole_operands:
-        traffic = sum(prod(s) * size_bytes(d) for s, d in zip(shapes, dtypes, strict=True))
-        traffic += prod(output) * size_bytes(output_dtype)
+            picked = (picked or 0) + w.sram_bytes
+    held = sum(ceil(n * parts.get(name, 1.0)) for name, n in operands)
+    traffic = held + output_bytes if picked is None else picked
     vector_dtype = max(floats, key=FLOATS.index) if floats else "fp32"
     return Work(tuple(matmuls), dtype, vector_ops, vector_dtype, traffic)
 
 
-RECORD = OpRecord("fused", _space, _evaluate, _work)
+def _read_parts(
+    op: Op, works: Mapping[str, Work], local: Callable[[str], tuple[int, ...]]
+) -> dict[str, float]:
+    """Share of the weights of experts, and of what makes them, that is read: that of the experts
+    with rows."""
+    parts: dict[str, float] = {}
+    for o in op.body:
+        if o.kind == "experts":
+            busy = sum(times for *_, times in works[o.output].matmuls)
+            parts[o.inputs[1]] = busy / max(1, local(o.inputs[1])[0])
+    for o in reversed(op.body):
+        if o.output in parts:
+            parts.update(dict.fromkeys(o.inputs, parts[o.output]))
+    return parts
+
+
+RECORD = OpRecord("fused", _space, _evaluate, _work, _share)

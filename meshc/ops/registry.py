@@ -57,6 +57,7 @@ __all__ = [
     "record",
     "share",
     "space",
+    "uneven",
     "work",
 ]
 
@@ -95,6 +96,11 @@ def work(
     return record(op.kind).work(op, shapes, output, dtypes, output_dtype)
 
 
+def uneven(op: Op) -> bool:
+    """Whether lanes with parts of equal shapes may have unequal work."""
+    return any(record(o.kind).share is not None for o in op.body or (op,))
+
+
 def share(
     op: Op,
     inputs: Sequence[Ranges],
@@ -108,7 +114,7 @@ def share(
     layer: number of the repetition in a repeated segment, -1 outside.
     """
     found = record(op.kind)
-    if found.share is not None:
+    if found.share is not None and uneven(op):
         return found.share(op, inputs, output, dtypes, output_dtype, layer)
     shapes = [tuple(map(len, ranges)) for ranges in inputs]
     return found.work(op, shapes, tuple(map(len, output)), dtypes, output_dtype)

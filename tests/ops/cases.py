@@ -503,6 +503,22 @@ def fused_blocks(rng: np.random.Generator, tokens: int) -> Case:
         (k, shapes if k == "shapes" else v) for k, v in case.op.attrs)))  # fmt: skip
 
 
+def fused_experts(rng: np.random.Generator, tokens: int) -> Case:
+    """8-bit weights of every expert, scaled where they are multiplied."""
+    s, k, n, e = (int(v) for v in rng.integers(1, 6, 4))
+    rows, scale = whole(rng, (s, k)), whole(rng, (e, n, 1))
+    codes = rng.integers(-128, 128, (e, n, k)).astype(np.int8)
+    ids = rng.integers(0, e, s)
+    steps = (("cast", (("in", 0),), "fp32"), ("mul", (("step", 0), ("in", 1)), "fp32"))
+    body = (
+        ("map", ("w", "s"), "values", (e, n, k), {"steps": steps}),
+        ("experts", ("x", "values", "ids"), "y", (s, n), {"transpose_b": True}),
+    )
+    weights = codes.astype(np.float32) * scale
+    expected = np.stack([weights[i] @ row for i, row in zip(ids, rows, strict=True)])
+    return _fused({"w": codes, "s": scale, "x": rows, "ids": ids}, body, expected)
+
+
 CASES: dict[str, tuple[Generator, ...]] = {
     "map": (map_affine, map_masked, map_integers),
     "matmul": (matmul_random, matmul_scores, matmul_values, matmul_bytes),
@@ -527,6 +543,7 @@ CASES: dict[str, tuple[Generator, ...]] = {
     "unpack": (unpack_random,),
     "fused": (
         fused_blocks,
+        fused_experts,
         fused_heads,
         fused_groups,
         fused_written_through,
