@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
+from meshc.frontend import rounding
 from meshc.frontend.reader import Model, Port
 from meshc.ir.dtypes import NUMPY
 
@@ -21,9 +22,32 @@ def run_oracle(model: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str,
     """Outputs by name and the oracle's name; results have the graph's own dtypes.
 
     A graph with bf16, for which ONNX Runtime has no CPU kernels, is run with all of it widened
-    to fp32. Raises InputError where ONNX Runtime refuses the graph or the inputs.
+    to fp32. Activations are rounded only where the graph says so (see `rounding`). Raises
+    InputError where ONNX Runtime refuses the graph or the inputs.
     """
-    runner, name = _runner(model)
+    if "runner" not in model.cache:
+        model.cache["runner"] = _open(model)
+    runner, name = model.cache["runner"]
+    return _outputs(model, runner, feeds), name
+
+
+def rounding_spread(
+    model: Model, feeds: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """By how much each output of a graph that rounds to a quantised type may differ from what is
+    expected, because a value lies between two steps; empty for other graphs."""
+    if not rounding.rounds(model.proto):
+        return {}
+    if "moved" not in model.cache:
+        model.cache["moved"] = [_open(model, sign)[0] for sign in (1, -1)]
+    found = dict.fromkeys(expected, 0.0)
+    for runner in model.cache["moved"]:
+        for name, array in _outputs(model, runner, feeds).items():
+            found[name] = max(found[name], 2 * rounding.distance(array, expected[name]))
+    return found
+
+
+def _outputs(model: Model, runner: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     given = {}
     for port in model.inputs:
         array = np.asarray(feeds[port.name]) if port.name in feeds else _zeros(model, port, feeds)
@@ -40,7 +64,7 @@ def run_oracle(model: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str,
     for port, value in zip(model.outputs, results, strict=True):
         dtype = NUMPY.get(port.dtype)
         out[port.name] = np.asarray(value) if dtype is None else np.asarray(value).astype(dtype)
-    return out, name
+    return out
 
 
 def _zeros(model: Model, port: Port, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -55,25 +79,29 @@ def _zeros(model: Model, port: Port, feeds: Mapping[str, np.ndarray]) -> np.ndar
     return np.zeros(shape, NUMPY.get(port.dtype, np.dtype(np.float32)))
 
 
-def _runner(model: Model) -> tuple[Any, str]:
-    if "runner" not in model.cache:
-        model.cache["runner"] = _open(model)
-    found: tuple[Any, str] = model.cache["runner"]
-    return found
-
-
-def _open(model: Model) -> tuple[Any, str]:
+def _open(model: Model, sign: int = 0) -> tuple[Any, str]:
+    """A session and the oracle's name. sign: of what is added to values that are rounded."""
     import onnxruntime as ort  # type: ignore[import-untyped]
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    providers = ["CPUExecutionProvider"]
+    # External data of a graph that is given as bytes.
+    folder = str(model.path.resolve().parent)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    if rounding.dequantises(model.proto):
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    proto, name = model.proto, PLAIN
+    if _has_bf16(model):
+        proto, name = widened(proto, model.path.parent), WIDENED
+    written = rounding.as_written(proto)
+    if written is not None:
+        proto, name = written, f"{name}, activations not rounded"
+    if sign:
+        proto = rounding.moved(proto, sign)
+    source = str(model.path) if proto is model.proto else proto.SerializeToString()
     try:
-        if _has_bf16(model):
-            wide = widened(model.proto, model.path.parent)
-            return ort.InferenceSession(wide, options, providers=providers), WIDENED
-        return ort.InferenceSession(str(model.path), options, providers=providers), PLAIN
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"]), name
     except Exception as error:
         raise InputError(
             f"ONNX Runtime cannot load '{model.path.name}': {_brief(error)}; leave out --verify."
@@ -91,8 +119,8 @@ def _has_bf16(model: Model) -> bool:
     )
 
 
-def widened(given: Any, folder: Path) -> bytes:
-    """A serialised ModelProto with every bf16 replaced by fp32. folder: of its external data."""
+def widened(given: Any, folder: Path) -> Any:
+    """A ModelProto with every bf16 replaced by fp32. folder: of its external data."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_model
 
@@ -102,8 +130,7 @@ def widened(given: Any, folder: Path) -> bytes:
     _widen_graph(proto.graph)
     for function in proto.functions:
         _widen_nodes(function.node)
-    data: bytes = proto.SerializeToString()
-    return data
+    return proto
 
 
 def _widen_graph(graph: Any) -> None:
