@@ -254,6 +254,24 @@ def verify_phase(
     return Result(trace, free, found)
 
 
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; InputError where it is none."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {n: file[n] for n in file.files}
+    except FileNotFoundError:
+        raise InputError(
+            f"Input file '{path}' does not exist; give an .npz with the model's inputs."
+        ) from None
+    except (ValueError, OSError, EOFError, Exception) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"Input file '{path}' is not an .npz of arrays ({type(error).__name__}); write it "
+            "with numpy.savez."
+        ) from None
+
+
 def feeds_from_file(path: Path, compiled: Compiled) -> tuple[str, dict[str, np.ndarray]]:
     """Read --inputs: the phase that the shapes belong to, and the tensors.
 
