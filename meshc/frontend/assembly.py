@@ -158,6 +158,9 @@ class Assembly:
         if all(v is instances[0] for v in instances):
             instances = instances[:1]
         first = instances[0]
+        for v in instances:  # a name stands for one constant, whatever the nodes are called
+            while v.const is not None and self.consts.get(v.name, v.const) is not v.const:
+                v.name = self.builder.unique(v.name)
         names = tuple(v.name for v in instances)
         key = (first.source, names)
         if key in self.by_key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, optional
@@ -105,6 +106,34 @@ def _biased(fn: str) -> Lowering:
         return [formula(b, [v, bias], lambda f, a, c: f(fn, f("add", a, c)))]
 
     return lower
+
+
+# name in a fused operator → (the expression, the parameters' defaults in order)
+_FUSED: dict[str, tuple[Callable[..., object], tuple[float, ...]]] = {
+    "Relu": (lambda f, x: f("relu", x), ()),
+    "Tanh": (lambda f, x: f("tanh", x), ()),
+    "Sigmoid": (lambda f, x: f("sigmoid", x), ()),
+    "Softplus": (lambda f, x: f("softplus", x), ()),
+    "Clip": (lambda f, x, low, high: f("clip", x, low, high), (-inf, inf)),
+    "HardSigmoid": (_hard_sigmoid, (0.2, 0.5)),
+    "HardSwish": (_hard_swish, ()),
+    "LeakyRelu": (_leaky_relu, (0.01,)),
+    "Elu": (_elu, (1.0,)),
+    "Selu": (_selu, (_SELU_ALPHA, _SELU_GAMMA)),
+    "Softsign": (_softsign, ()),
+    "ThresholdedRelu": (_thresholded_relu, (1.0,)),
+}
+
+
+def activated(b: Builder, v: Value, name: str, given: Sequence[float]) -> Value:
+    """The activation that a fused operator names, with its parameters."""
+    if name not in _FUSED:
+        raise Unsupported(f"with activation '{name}'")
+    write, defaults = _FUSED[name]
+    if len(given) > len(defaults):
+        raise Unsupported(f"with {len(given)} parameters of activation '{name}'")
+    numbers = (*given, *defaults[len(given) :])
+    return formula(b, [v], lambda f, x: write(f, x, *numbers), suffix=name.lower())
 
 
 TABLE: dict[tuple[str, str], Lowering] = {

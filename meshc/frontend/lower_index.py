@@ -36,6 +36,7 @@ def top_k(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
             f"Node '{b.scope}' takes the best {k} of {v.shape[axis]} elements; {FROZEN}"
         )
     largest = bool(call.attr("largest", 1))
+    call.ignore("sorted")  # an order is one of those that sorted=0 allows
     names = ("values", "indices")
     return [
         topk(b, v, axis, k, label, name, largest) if call.wants(i) else None

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from meshc.frontend.builder import Builder, Unsupported, Value
+from meshc.frontend.builder import Builder, Value
 from meshc.frontend.call import Call, Lowering, need, optional
+from meshc.ir.dtypes import FLOATS
 
 Values = Sequence[Value | None]
 
 
 def matmul(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
+    return [product(b, need(x, 0), need(x, 1))]
+
+
+def product(b: Builder, p: Value, q: Value) -> Value:
     """Numpy's meaning, vectors included."""
-    return [with_vectors(b, need(x, 0), need(x, 1), b.matmul)]
+    return with_vectors(b, p, q, lambda m, n: multiplied(b, m, n))
 
 
 def with_vectors(b: Builder, p: Value, q: Value, product: Callable[[Value, Value], Value]) -> Value:
@@ -29,6 +34,16 @@ def with_vectors(b: Builder, p: Value, q: Value, product: Callable[[Value, Value
         kept = [i for i in range(out.rank) if i not in drop]
         out = b.reshape(out, [out.shape[i] for i in kept], [out.labels[i] for i in kept], "vector")
     return out
+
+
+def multiplied(b: Builder, p: Value, q: Value) -> Value:
+    """p [..., M, K] · q [..., K, N]. Whole numbers wider than a byte are multiplied and summed as
+    vectors, which wraps as in their own type; cores multiply matrices of floats and bytes."""
+    if p.dtype in FLOATS or p.dtype in ("int8", "uint8"):
+        return b.matmul(p, q)
+    left = b.insert_axis(p, p.rank, "rows")
+    right = b.insert_axis(q, q.rank - 2, "columns")
+    return b.reduce("sum", b.apply("mul", left, right, suffix="terms"), [-2], False, "sum")
 
 
 def gemm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
@@ -50,18 +65,7 @@ def _scaled_sum(b: Builder, call: Call, out: Value, c: Value | None) -> Value:
     return out
 
 
-def fused_matmul(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
-    """com.microsoft FusedMatMul: transposes and a scale."""
-    if call.attr("transBatchA", 0) or call.attr("transBatchB", 0):
-        raise Unsupported("with transposed batch dimensions")
-    out = b.matmul(
-        need(x, 0), need(x, 1), bool(call.attr("transA", 0)), bool(call.attr("transB", 0))
-    )
-    return [_scaled_sum(b, call, out, None)]
-
-
 TABLE: dict[tuple[str, str], Lowering] = {
     ("", "MatMul"): matmul,
     ("", "Gemm"): gemm,
-    ("com.microsoft", "FusedMatMul"): fused_matmul,
 }

@@ -116,6 +116,11 @@ def softmax_axes(call: Call, v: Value) -> list[int]:
     return list(range(axis, v.rank)) if call.opset < 13 else [axis]
 
 
+def softmax_over(b: Builder, v: Value, axis: int) -> Value:
+    """Softmax over all axes from `axis` on."""
+    return b.softmax(v, list(range(axis % v.rank, v.rank)), v.dtype, v.dtype)
+
+
 def softmax(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
     return [b.softmax(v, softmax_axes(call, v), v.dtype, v.dtype)]

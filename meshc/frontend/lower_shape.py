@@ -88,6 +88,9 @@ def squeeze(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         gone = {i for i, n in enumerate(v.shape) if n == 1}
     else:
         gone = {a % v.rank for a in axes}
+        for a in gone:
+            if v.shape[a] != 1:
+                raise Unsupported(f"of axis {a}, which has {v.shape[a]} elements and not one")
     kept = [i for i in range(v.rank) if i not in gone]
     return [b.reshape(v, [v.shape[i] for i in kept], [v.labels[i] for i in kept])]
 
@@ -176,6 +179,11 @@ def split(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         chunk = -(-v.shape[axis] // count)
         parts = [min(chunk, max(v.shape[axis] - i * chunk, 0)) for i in range(count)]
         labels = [MIXED if v.labels[axis] else FIXED] * count
+    if sum(parts) != v.shape[axis] or len(parts) != call.outputs:
+        raise Unsupported(
+            f"into {call.outputs} parts of {parts}, which sum to {sum(parts)} and not to the "
+            f"{v.shape[axis]} elements of axis {axis}"
+        )
     results: list[Value | None] = []
     start = 0
     for i, n in enumerate(parts):

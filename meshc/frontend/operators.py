@@ -6,10 +6,14 @@ from meshc.frontend import (
     lower_activation,
     lower_attention,
     lower_contrib,
+    lower_contrib_matmul,
+    lower_conv,
+    lower_einsum,
     lower_elementwise,
     lower_fold,
     lower_index,
     lower_integer,
+    lower_layout,
     lower_matmul,
     lower_moe,
     lower_norm,
@@ -25,7 +29,11 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_elementwise.TABLE,
     **lower_shape.TABLE,
     **lower_activation.TABLE,
+    **lower_layout.TABLE,
+    **lower_conv.TABLE,
     **lower_matmul.TABLE,
+    **lower_einsum.TABLE,
+    **lower_contrib_matmul.TABLE,
     **lower_reduce.TABLE,
     **lower_norm.TABLE,
     **lower_statistics.TABLE,
@@ -38,4 +46,8 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_index.TABLE,
     **lower_moe.TABLE,
 }
+# Contrib operators that are the standard's by another name.
+LOWERINGS.update(
+    {("com.microsoft", op): LOWERINGS["", op] for op in ("Trilu", "Range", "GatherND")}
+)
 CONTROL = frozenset([("", "Constant"), ("", "If")])

@@ -138,6 +138,7 @@ def check(
     opset: int = 18,
     *,
     oracle: str = "onnxruntime",
+    twin: Sequence[Any] = (),
     limit: float | None = None,
     steps: Sequence[Step] = STEPS,
     outputs: Iterable[str] | None = None,
@@ -146,9 +147,10 @@ def check(
 ) -> list[Bound]:
     """Compile, emulate and compare at every step; returns the bound graphs.
 
-    oracle: "onnxruntime" or "reference" (onnx.reference).   limit: of the error relative to the
-    largest magnitude, by default that of --verify.   exact: the last bit and the sign of zero
-    count too.
+    oracle: "onnxruntime" or "reference" (onnx.reference).   twin: nodes that mean the same, for
+    the oracle to run in place of operators that it has no kernel for.   limit: of the error
+    relative to the largest magnitude, by default that of --verify.   exact: the last bit and the
+    sign of zero count too.
     """
     path = write(folder / "tiny.onnx", nodes, inputs, constants, opset, outputs)
     names = [o.name for o in onnx.load(path).graph.output]
@@ -157,10 +159,13 @@ def check(
     for s in steps:
         sizes = {"batch": s.batch, "sequence": s.prompt}
         feeds.append({
-            n: i.draw(rng, tuple(sizes.get(d, d) for d in i.dims))  # type: ignore[call-overload]
+            n: i.draw(rng, tuple(sizes[d] if isinstance(d, str) else d for d in i.dims))
             for n, i in inputs.items()
         })  # fmt: skip
-    answers = _answers(path, feeds, oracle)
+    asked = path
+    if twin:
+        asked = write(folder / "twin.onnx", twin, inputs, constants, opset, names)
+    answers = _answers(asked, feeds, oracle)
     _declare(path, answers[0], names)
     model = load_model(path)
     found = []
@@ -265,7 +270,7 @@ def refuses(
         bind(load_model(path), step(2, 3))
     except InputError as error:
         text = str(error)
-        assert f"'{nodes[-1].op_type}'" in text or f":{nodes[-1].op_type}'" in text, text
+        assert nodes[-1].op_type in text, text
         assert reason in text, text
         return text
     raise AssertionError(f"{nodes[-1].op_type} is accepted")
