@@ -7,10 +7,11 @@ from math import inf, nan
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need, onnx_dtype, optional
-from meshc.ir.dtypes import FLOATS, NUMPY
+from meshc.ir.dtypes import FLOAT8, FLOATS, NUMPY
 
 UNARY = {
     "Sqrt": "sqrt", "Reciprocal": "reciprocal", "Neg": "neg", "Abs": "abs", "Exp": "exp",
@@ -95,14 +96,22 @@ def where(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value |
 
 
 def cast(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    """`saturate` and `round_mode` are about 8-bit floats."""
-    call.ignore("saturate", "round_mode")
-    return [b.cast(need(x, 0), onnx_dtype(call.attr("to")))]
+    return [_cast(b, call, need(x, 0), onnx_dtype(call.attr("to")))]
 
 
 def cast_like(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:
-    call.ignore("saturate", "round_mode")
-    return [b.cast(need(x, 0), need(x, 1).dtype)]
+    return [_cast(b, call, need(x, 0), need(x, 1).dtype)]
+
+
+def _cast(b: Builder, call: Call, v: Value, dtype: str) -> Value:
+    """To 8-bit floats, what is out of range becomes the largest number, or not with saturate=0."""
+    saturate = call.attr("saturate", 1)
+    if dtype not in FLOAT8 or not saturate or v.dtype == dtype:
+        return b.cast(v, dtype)
+    top = float(finfo(NUMPY[dtype]).max)
+    inner = v.dtype if v.dtype in FLOATS else "fp32"
+    steps = [("clip", (("in", 0), -top, top), inner), ("cast", (("step", 0),), dtype)]
+    return b.map(steps, [v], "cast")
 
 
 def identity(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Value | None]:

@@ -172,7 +172,20 @@ def test_casts(tmp_path: Path) -> None:
         nodes = [op("Cast", "x", f"y{i}", to=TYPES[k]) for i, k in enumerate(CASTS) if k != source]
         nodes += [op("CastLike", "x,l", "l2")]
         check(tmp_path, nodes, {"x": x}, {"l": np.zeros((), np.int16)}, 19, steps=STEPS[:1])
-    refuses(tmp_path, [node("Cast", to=17)], {"x": X}, "of ONNX element type 17", opset=19)
+    refuses(tmp_path, [node("Cast", to=8)], {"x": X}, "of ONNX element type 8", opset=19)
+
+
+def test_casts_to_bytes_of_floats_saturate(tmp_path: Path) -> None:
+    wide = f32(
+        "batch",
+        "sequence",
+        8,
+        make=lambda r, s: r.standard_normal(s) * 10.0 ** r.integers(-3, 6, s),
+    )
+    for kind in (17, 19):
+        for saturate in (0, 1):
+            nodes = [op("Cast", "x", "h", to=kind, saturate=saturate), op("Cast", "h", "y", to=1)]
+            check(tmp_path, nodes, {"x": wide}, opset=19, steps=STEPS[:1])
 
 
 def test_bfloat16(tmp_path: Path) -> None:
