@@ -108,7 +108,7 @@ def _cast(b: Builder, call: Call, v: Value, dtype: str) -> Value:
     saturate = call.attr("saturate", 1)
     if dtype not in FLOAT8 or not saturate or v.dtype == dtype:
         return b.cast(v, dtype)
-    top = float(finfo(NUMPY[dtype]).max)
+    top = float(finfo(NUMPY[dtype]).max)  # type: ignore[no-untyped-call]
     inner = v.dtype if v.dtype in FLOATS else "fp32"
     steps = [("clip", (("in", 0), -top, top), inner), ("cast", (("step", 0),), dtype)]
     return b.map(steps, [v], "cast")
