@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from math import gcd
 
+import numpy as np
+
 from meshc.errors import InvariantError
-from meshc.ir.layout import Layout
+from meshc.ir.layout import Layout, Split
 
 
 def intersect(a: range, b: range) -> range:
@@ -58,13 +60,39 @@ def covers(source: Layout, wanted: Layout, shape: tuple[int, ...], rows: int, co
             continue
         if not w.axes and n > 0:
             return False
-        both = set(s.axes) | set(w.axes)
-        for r in range(rows if "row" in both else 1):
-            for c in range(cols if "col" in both else 1):
-                held = s.shard(n, r, c, rows, cols)
-                if not contains(held, w.shard(n, r, c, rows, cols)):
-                    return False
+        if not _covers_dimension(s, w, n, rows, cols):
+            return False
     return True
+
+
+def _covers_dimension(s: Split, w: Split, n: int, rows: int, cols: int) -> bool:
+    """Whether every lane's part of one dimension under `w` lies in its part under `s`."""
+    both = set(s.axes) | set(w.axes)
+    rows_seen, cols_seen = rows if "row" in both else 1, cols if "col" in both else 1
+    for r, c in {(0, 0), (rows_seen // 2, cols_seen // 2), (rows_seen - 1, cols_seen - 1)}:
+        if not contains(s.shard(n, r, c, rows, cols), w.shard(n, r, c, rows, cols)):
+            return False  # most differ somewhere here; only what does not is looked at whole
+    row, col = np.ogrid[:rows_seen, :cols_seen]
+    first, last, step = _ends(w, n, row, col, rows, cols)
+    low, high, stride = _ends(s, n, row, col, rows, cols)
+    inside = (low <= first) & (last <= high)
+    inside &= ((first - low) % stride == 0) & ((first == last) | (step % stride == 0))
+    return bool((inside | (last < first)).all())
+
+
+def _ends(
+    s: Split, n: int, row: np.ndarray, col: np.ndarray, rows: int, cols: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """First and last element and step of each lane's shard; empty ones end before they begin."""
+    lane = np.zeros_like(row + col)
+    for a in s.axes:
+        lane = lane * (rows if a == "row" else cols) + (row if a == "row" else col)
+    if s.cyclic:
+        lanes = s.lanes(rows, cols)
+        return lane, lane + (n - 1 - lane) // lanes * lanes, lanes
+    if not s.axes:
+        return lane, lane + n - 1, 1
+    return lane * s.block, np.minimum((lane + 1) * s.block, n) - 1, 1
 
 
 Piece = tuple[tuple[int, int], tuple[range, ...]]  # source lane, global ranges
@@ -92,7 +120,7 @@ def pieces(
             options.append(({}, part))
         else:
             lanes = s.lanes(rows, cols)
-            first, last = 0, lanes - 1
+            first, last = 0, min(lanes, n) - 1
             if not s.cyclic:
                 first, last = part[0] // s.block, part[-1] // s.block
             for lane in range(first, last + 1):
