@@ -193,6 +193,7 @@ class Assembly:
         """One pair per body; tensors are those of the first layer."""
         r = self.repeat
         found: dict[tuple[str | None, str], CachePair] = {}
+        known: set[tuple[tuple[int, int], int, int]] = set()
         reads = {
             id(v): (i, k)
             for i, op in enumerate(self.ops)
@@ -211,6 +212,9 @@ class Assembly:
             if past is not None:
                 i, k = reads[id(past)]
                 key = ((i - r.start) % r.period, k) if inside else (-1, k)
+                if inside and (key, node.order, s.axis) in known:
+                    continue  # the same of another layer
+                known.add((key, node.order, s.axis))
                 name = self._outside(r.instances.get(key, (past,)))
             pair = CachePair(name, node.output.name, s.axis)
             found.setdefault((pair.past, pair.present), pair)

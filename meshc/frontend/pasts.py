@@ -227,6 +227,7 @@ def find_pasts(
     batch: the first dimension of the token ids.
     """
     seen = _Tracer(model).run(ports)
+    outputs = {o.name: o for o in model.outputs}
     found: dict[str, Past] = {}
     kept = {n: p for n, p in ports.items() if n in surely or seen[n].style is not None}
     partners = partners_of(model, tuple(kept))
@@ -242,7 +243,7 @@ def find_pasts(
             axis = _token_axis(port, stack)
         if of_encoder(name):
             style = "cross"
-        other = next((o for o in model.outputs if o.name == present), None)
+        other = outputs.get(present or "")
         if style in (None, "grows") and other is not None and axis is not None:
             same = other.rank == port.rank and _equal(other.dims[axis], port.dims[axis])
             style = "buffer" if same else "grows"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshc.frontend.builder import Node, Value
 from meshc.frontend.folding import Const
@@ -40,7 +41,12 @@ class Net:
         return readers
 
     def is_root(self, value: Value) -> bool:
-        return any(v is value for _, v in self.roots)
+        return id(value) in self.root_ids
+
+    @cached_property
+    def root_ids(self) -> frozenset[int]:
+        """Rewrites change what the roots hang on, never the roots."""
+        return frozenset(id(v) for _, v in self.roots)
 
 
 def visit(root: Value, seen: set[int], done: list[Node]) -> None:
