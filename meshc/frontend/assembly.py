@@ -193,7 +193,7 @@ class Assembly:
         """One pair per body; tensors are those of the first layer."""
         r = self.repeat
         found: dict[tuple[str | None, str], CachePair] = {}
-        known: set[tuple[tuple[int, int], int, int]] = set()
+        known: set[tuple[tuple[int, int], int, int | None]] = set()
         reads = {
             id(v): (i, k)
             for i, op in enumerate(self.ops)
