@@ -3,9 +3,9 @@
 A group has one core op. Views (transpose, reshape, slice, expand, concat) in front of it become
 the way it reads its operands, views behind it the way it writes its result; elementwise ops join
 when the core is elementwise or a reduction, which take each element as it comes. A matmul also
-takes what makes its operand from weights alone (unpacking and scaling of quantised weights), so
-that they stay small in SRAM. What happens depends only on the graph's structure, never on its
-sizes, so that a graph bound for another context fuses alike.
+takes what makes its operand from weights or a cache alone (unpacking and scaling of quantised
+ones), so that they stay small in SRAM. What happens depends only on the graph's structure, never
+on its sizes, so that a graph bound for another context fuses alike.
 """
 
 from __future__ import annotations
@@ -102,8 +102,10 @@ def _may_join(kind: str, core: str) -> bool:
 
 
 def _stored(ops: list[Op], tensors: dict[str, Tensor]) -> set[int]:
-    """Places of the ops that compute on weights alone."""
-    made: set[str] = set()
+    """Places of the ops that compute on weights, and on caches of small integers, alone."""
+    made = {
+        op.output for op in ops if op.kind == "append" and size_bytes(tensors[op.output].dtype) == 1
+    }
     found = set()
     for i, op in enumerate(ops):
         if (op.kind in EACH or op.kind in VIEWS) and all(
@@ -185,7 +187,11 @@ def _write_through(
 
 def _weight_bits(stored: list[Op], tensors: dict[str, Tensor]) -> int:
     """Bits per element of the quantised weights that these ops restore; 0 where none are."""
-    found = [op.attr("bits") for op in stored if op.kind == "unpack"]
+    found = [
+        op.attr("bits")
+        for op in stored
+        if op.kind == "unpack" and tensors[op.inputs[0]].kind == "WEIGHT"
+    ]
     for op in stored:
         if op.kind == "map":
             found += [8 for n in op.inputs if tensors[n].kind == "WEIGHT" and size_bytes(

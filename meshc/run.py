@@ -114,6 +114,9 @@ def _random(
         return rng.standard_normal(shape, dtype=np.float32).astype(NUMPY[dtype])
     if dtype == "bool":
         return np.ones(shape, dtype=np.bool_)
+    if limit is None and dtype in ("int8", "uint8"):  # quantised numbers
+        low = 0 if dtype == "uint8" else -128
+        return rng.integers(low, low + 256, size=shape).astype(NUMPY[dtype])
     return rng.integers(0, limit or 2, size=shape).astype(NUMPY[dtype])
 
 

@@ -18,6 +18,7 @@ from meshc.frontend.folding import Const
 from meshc.frontend.formula import inner_dtype
 from meshc.frontend.labels import BATCH, FIXED, MIXED, NEW, TOTAL
 from meshc.frontend.lower_rotary import merge_heads, rotate, split_heads, table_rows
+from meshc.frontend.quantcache import codecs
 from meshc.ir.dtypes import NUMPY
 
 Values = Sequence[Value | None]
@@ -179,7 +180,8 @@ def attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 _GROUPED_ATTRS = frozenset(
     (
         *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
-        *("do_rotary", "rotary_interleaved"),
+        *("do_rotary", "rotary_interleaved", "k_quant_type", "v_quant_type"),
+        "kv_cache_bit_width",
     )
 )
 
@@ -192,8 +194,6 @@ def group_query_attention(b: Builder, call: Call, x: Values) -> Sequence[Value |
             raise Unsupported(f"with {name}")
     if optional(x, 11) is not None:
         raise Unsupported("with head_sink")
-    if any(optional(x, i) is not None for i in (12, 13)):
-        raise Unsupported("with a quantised cache")
     heads, groups = int(call.attr("num_heads")), int(call.attr("kv_num_heads"))
     q = need(x, 0)
     if optional(x, 1) is None:
@@ -218,9 +218,15 @@ def group_query_attention(b: Builder, call: Call, x: Values) -> Sequence[Value |
     q = b.transpose(q, (0, 2, 1, 3), "query.turn")
     k = b.transpose(k, (0, 2, 1, 3), "key.turn")
     v = b.transpose(v, (0, 2, 1, 3), "value.turn")
+    small = codecs(b, call, x, groups, q.shape[3])
+    if small:
+        k, v = small[0].stored(b, k), small[1].stored(b, v)
     past_k, past_v = optional(x, 3), optional(x, 4)
     if past_k is not None and past_v is not None:
         k, v = b.append(past_k, k, 2, "key.append"), b.append(past_v, v, 2, "value.append")
+    keys, values = k, v
+    if small:
+        keys, values = small[0].read(b, k, q.dtype), small[1].read(b, v, q.dtype)
     if k.shape[2] != total:
         raise Unsupported(f"with {total} valid tokens in a cache of {k.shape[2]}")
     window = max(int(call.attr("local_window_size", -1)), 0)
@@ -233,8 +239,9 @@ def group_query_attention(b: Builder, call: Call, x: Values) -> Sequence[Value |
         bias = _padded(b, bias, total)
     scale = float(call.attr("scale", 0.0)) or 1.0 / sqrt(q.shape[3])
     out = attend(
-        b, q, k, v, scale, _combined(b, bias, seen, inner), float(call.attr("softcap", 0.0))
-    )
+        b, q, keys, values, scale, _combined(b, bias, seen, inner),
+        float(call.attr("softcap", 0.0)),
+    )  # fmt: skip
     out = merge_heads(b, b.transpose(out, (0, 2, 1, 3), "turn"), "merge")
     return [out, k, v][: call.outputs]
 

@@ -40,7 +40,7 @@ def rounding_spread(
         return {}
     if "moved" not in model.cache:
         model.cache["moved"] = [_open(model, sign)[0] for sign in (1, -1)]
-    found = dict.fromkeys(expected, 0.0)
+    found = rounding.steps(model.proto, expected)
     for runner in model.cache["moved"]:
         for name, array in _outputs(model, runner, feeds).items():
             found[name] = max(found[name], 2 * rounding.distance(array, expected[name]))
