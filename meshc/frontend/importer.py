@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
+from meshc.frontend import rows
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call
 from meshc.frontend.folding import Const
@@ -51,7 +52,11 @@ class Importer:
         """Values of the graph's outputs, given those of its inputs."""
         graph = self.model.proto.graph
         self._nodes(list(graph.node), env, wanted, self.model.opsets, "", {})
-        return [self._look(env, name) for name in wanted]
+        found = [self._look(env, name) for name in wanted]
+        for name, value in zip(wanted, found, strict=True):
+            if isinstance(value, rows.Picked | rows.Sizes):
+                self.failures[name, "as an output whose size run-time data decides"] += 1
+        return found
 
     def _look(self, env: Env, name: str) -> Value | Poison | None:
         if not name:
@@ -167,11 +172,13 @@ class Importer:
             return inner
         try:
             lowering = LOWERINGS.get((domain, op))
-            if lowering is None and any(v is not None and v.const is None for v in inputs):
-                if defined(domain, op, opset):
-                    return self._defined(call, inputs, key)
-                raise Unsupported(REASONS.get((domain, op), ""))
-            out = (lowering or reference)(b, call, inputs)
+            out = self._rows(call, inputs, form)
+            if out is None:
+                if lowering is None and any(v is not None and v.const is None for v in inputs):
+                    if defined(domain, op, opset):
+                        return self._defined(call, inputs, key)
+                    raise Unsupported(REASONS.get((domain, op), ""))
+                out = (lowering or reference)(b, call, inputs)
             ignored = unread(domain, op, opset, protos, call.read)
             if ignored:
                 raise Unsupported(f"with {' and '.join(ignored)}")
@@ -186,6 +193,25 @@ class Importer:
         self._name(out, [prefix + n if n else "" for n in node.output], name)
         self.results[key] = (out, inputs)
         return out
+
+    def _rows(
+        self, call: Call, inputs: Sequence[Any], form: tuple[bytes, ...]
+    ) -> Sequence[Any] | None:
+        """Results of a call on rows that run-time data picks, or that begins to pick some; None
+        for all others."""
+        if not any(isinstance(v, rows.Picked | rows.Sizes) for v in inputs):
+            return rows.begins(self.builder, call, inputs)
+
+        def run(call: Call, operands: Sequence[Value | None]) -> Sequence[Value | None]:
+            """Lower, or reuse what equal operands gave: experts look up the same rows."""
+            key = (call.domain, call.op, call.opset, call.used, form, *map(id, operands))
+            if key not in self.results:
+                lowering = LOWERINGS.get((call.domain, call.op), reference)
+                self.results[key] = lowering(self.builder, call, operands), operands
+            call.ignore(*call.attrs)
+            return self.results[key][0]
+
+        return rows.lower(self.builder, call, inputs, run)
 
     def _defined(
         self, call: Call, inputs: Sequence[Value | None], key: tuple[Any, ...]
@@ -204,7 +230,8 @@ class Importer:
         """Final names: results carry those of the ONNX values, the rest get unique ones."""
         b = self.builder
         final: dict[int, str] = {}
-        for value, name in zip(out, names, strict=False):
+        for result, name in zip(out, names, strict=False):
+            value = result.full if isinstance(result, rows.Picked) else result
             if value is not None and name:
                 final.setdefault(id(value), name)
         for value in b.made:
@@ -234,7 +261,7 @@ class Importer:
     ) -> None:
         """An If whose condition is known is replaced by its branch."""
         condition = inputs[0]
-        if isinstance(condition, Poison) or condition is None or condition.const is None:
+        if not isinstance(condition, Value) or condition.const is None:
             reason = "with a condition that depends on run-time data"
             self.failures["If", reason] += 1
             env.update((n, POISON) for n in node.output if n)

@@ -142,15 +142,28 @@ def gather_nd(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 
 def scatter_elements(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Rows at once where the indices are the same along a row, otherwise line by line."""
-    data, indices, updates = need(x, 0), need(x, 1), need(x, 2)
-    if _constant(x) and call.attr("reduction", "none") == "none":
+    how = str(call.attr("reduction", "none"))
+    if _constant(x) and how == "none":
         return lower_fold.TABLE["", "ScatterElements"](b, call, x)
+    data = need(x, 0)
     axis = int(call.attr("axis", 0)) % data.rank
+    return [placed_elements(b, data, need(x, 1), need(x, 2), axis, how)]
+
+
+def placed_elements(
+    b: Builder,
+    data: Value,
+    indices: Value,
+    updates: Value,
+    axis: int,
+    how: str,
+    mask: Value | None = None,
+) -> Value:
+    """data with updates at indices along `axis`; mask [M]: which of the M along it take part."""
     if indices.shape != updates.shape:
         raise Unsupported(f"with indices {list(indices.shape)} for updates {list(updates.shape)}")
-    how = str(call.attr("reduction", "none"))
     others = [i for i in range(data.rank) if i != axis and not _same(data, indices, i)]
-    return [_elements(b, data, indices, updates, axis, how, others)]
+    return _elements(b, data, indices, updates, axis, how, mask, others)
 
 
 def _elements(
@@ -160,6 +173,7 @@ def _elements(
     updates: Value,
     axis: int,
     how: str,
+    mask: Value | None,
     shorter: Sequence[int],
 ) -> Value:
     """shorter: the dimensions along which the indices do not reach the end of the data."""
@@ -167,7 +181,7 @@ def _elements(
         i, n = shorter[0], indices.shape[shorter[0]]
         rest = data.shape[i] - n
         near = b.slice(data, i, 0, n, indices.labels[i], suffix=f"near{i}")
-        done = _elements(b, near, indices, updates, axis, how, shorter[1:])
+        done = _elements(b, near, indices, updates, axis, how, mask, shorter[1:])
         loose = data.labels[i] != FIXED or indices.labels[i] != FIXED
         far = b.slice(data, i, n, rest, MIXED if loose else FIXED, suffix=f"far{i}")
         return b.concat([done, far], i, f"joined{i}")
@@ -179,30 +193,51 @@ def _elements(
         turn = (*turn[1:], axis)
         batch = data.rank - 1
         line = b.transpose(indices, turn, "places")
-    at = wrapped(b, line, size, label)
+    at = _counting(b, wrapped(b, line, size, label), mask)
     rows, new = b.transpose(data, turn, "lines"), b.transpose(updates, turn, "updates")
     out = scatter(b, rows, at, new, batch, how, "placed")
     return b.transpose(out, np.argsort(turn).tolist(), "turned")
 
 
+def _counting(b: Builder, places: Value, mask: Value | None) -> Value:
+    """Places [..., M] with -1, which is nowhere, where the mask [M] is false."""
+    if mask is None:
+        return places
+    return b.apply("where", mask, places, -1, dtype=places.dtype, suffix="counting")
+
+
 def scatter_nd(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Rows of a cache where that is what they are, otherwise rows of the dimensions addressed."""
-    data, indices, updates = need(x, 0), need(x, 1), need(x, 2)
+    indices = need(x, 1)
     how = str(call.attr("reduction", "none"))
     if indices.const is not None and how == "none":
         try:
             return lower_fold.scatter_nd(b, call, x)
         except Unsupported:
             pass
+    return [placed_rows(b, need(x, 0), indices, need(x, 2), how)]
+
+
+def placed_rows(
+    b: Builder, data: Value, indices: Value, updates: Value, how: str, mask: Value | None = None
+) -> Value:
+    """data with updates [..., C…] at coordinates [..., q] of its first dimensions.
+
+    mask [M]: which of the first of the dimensions ... take part.
+    """
     depth = indices.shape[-1]
     if indices.labels[-1] != FIXED:
         raise Unsupported("with coordinates whose number depends on the workload")
+    if mask is not None and indices.rank != 2:
+        raise Unsupported(
+            "of rows that run-time data picks, with coordinates of several dimensions"
+        )
     at = linear(b, indices, data.shape[:depth], data.labels[:depth], wrap=True)
     table = merged(b, data, 0, depth, "table")
-    rows = merged(b, at, 0, at.rank, "rows")
+    rows = _counting(b, merged(b, at, 0, at.rank, "rows"), mask)
     new = merged(b, updates, 0, at.rank, "updates")
     done = scatter(b, table, rows, new, 0, how, "placed")
-    return [b.reshape(done, data.shape, data.labels)]
+    return b.reshape(done, data.shape, data.labels)
 
 
 def trilu(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:

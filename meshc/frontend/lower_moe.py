@@ -73,6 +73,9 @@ def _hidden(
 ) -> Value:
     """What the second projection reads: the first one activated, gated where there are two."""
     kind, fusion = str(call.attr("activation_type", "relu")), int(call.attr("swiglu_fusion", 0))
+    if kind != "swiglu":  # they belong to its gate alone
+        call.ignore("activation_alpha", "activation_beta", "swiglu_limit")
+        call.ignore("swiglu_limit_after_activation")
     if kind in ("swiglu", "geglu"):
         if fusion not in (0, 1, 2):
             raise Unsupported(f"with swiglu_fusion {fusion}")
@@ -246,6 +249,7 @@ def qmoe(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         raise Unsupported(f"with quant_type '{call.attr('quant_type', 'int')}'")
     if int(call.attr("weights_prepacked", -1)) == 1:
         raise Unsupported("with prepacked weights, whose layout belongs to one kernel")
+    call.ignore("accuracy_level")
     common = int(call.attr("expert_weight_bits", 4))
     bits = [int(call.attr(f"fc{i}_expert_weight_bits", 0) or common) for i in (1, 2, 3)]
     if any(n not in (2, 4, 8) for n in bits):
