@@ -219,11 +219,6 @@ def test_operator_table() -> None:
 
 
 REFUSED = {
-    "qwen3_moe-optimum-with_past": (
-        "Model 'qwen3_moe-optimum-with_past.onnx' has operators in a form that is not "
-        "supported: 'NonZero' on run-time data (4 nodes); export it without them "
-        "('meshc ops' lists what is supported)."
-    ),
     "mamba-hf-op20-decode": (
         "Model 'mamba-hf-op20-decode.onnx' is a state-space model (it carries 'recurrent' states "
         "from token to token), which meshc does not compile; give a transformer."
