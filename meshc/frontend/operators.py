@@ -11,6 +11,7 @@ from meshc.frontend import (
     lower_einsum,
     lower_elementwise,
     lower_fold,
+    lower_gated,
     lower_index,
     lower_integer,
     lower_layout,
@@ -34,6 +35,7 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_matmul.TABLE,
     **lower_einsum.TABLE,
     **lower_contrib_matmul.TABLE,
+    **lower_gated.TABLE,
     **lower_reduce.TABLE,
     **lower_norm.TABLE,
     **lower_statistics.TABLE,
@@ -50,4 +52,5 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
 LOWERINGS.update(
     {("com.microsoft", op): LOWERINGS["", op] for op in ("Trilu", "Range", "GatherND")}
 )
+LOWERINGS["", "Scatter"] = LOWERINGS["", "ScatterElements"]  # its name before opset 11
 CONTROL = frozenset([("", "Constant"), ("", "If")])

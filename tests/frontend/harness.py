@@ -143,6 +143,7 @@ def check(
     steps: Sequence[Step] = STEPS,
     outputs: Iterable[str] | None = None,
     exact: bool = False,
+    least: float = 1e-9,
     seed: int = 0,
 ) -> list[Bound]:
     """Compile, emulate and compare at every step; returns the bound graphs.
@@ -150,7 +151,7 @@ def check(
     oracle: "onnxruntime" or "reference" (onnx.reference).   twin: nodes that mean the same, for
     the oracle to run in place of operators that it has no kernel for.   limit: of the error
     relative to the largest magnitude, by default that of --verify.   exact: the last bit and the
-    sign of zero count too.
+    sign of zero count too.   least: magnitude below which errors are absolute.
     """
     path = write(folder / "tiny.onnx", nodes, inputs, constants, opset, outputs)
     names = [o.name for o in onnx.load(path).graph.output]
@@ -182,7 +183,7 @@ def check(
         assert trace.outputs is not None
         for name, array in zip(names, want, strict=True):
             bar = tolerance(bound.graph) if limit is None else limit
-            _compare(f"{name} at {s}", trace.outputs[name], array, bar, exact)
+            _compare(f"{name} at {s}", trace.outputs[name], array, bar, exact, least)
         found.append(bound)
     for fusion in (True, False):  # a graph has the same ops for every workload
         kinds = [[o.kind for _, o in b.graph.ops()]
@@ -191,7 +192,9 @@ def check(
     return found
 
 
-def _compare(what: str, got: np.ndarray, want: np.ndarray, limit: float, exact: bool) -> None:
+def _compare(
+    what: str, got: np.ndarray, want: np.ndarray, limit: float, exact: bool, least: float
+) -> None:
     assert got.shape == want.shape, f"{what}: shape {got.shape} instead of {want.shape}"
     assert got.dtype == want.dtype, f"{what}: {got.dtype} instead of {want.dtype}"
     if exact or got.dtype.kind in "iub":
@@ -205,7 +208,7 @@ def _compare(what: str, got: np.ndarray, want: np.ndarray, limit: float, exact: 
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
         error = np.where(same, 0.0, np.abs(a - b))
-    scale = max(float(np.abs(b[np.isfinite(b)]).max(initial=0.0)), 1e-9)
+    scale = max(float(np.abs(b[np.isfinite(b)]).max(initial=0.0)), least)
     worst = float(error.max(initial=0.0)) / scale
     at = np.unravel_index(int(error.argmax()), error.shape) if error.size else ()
     assert worst <= limit, f"{what}: error {worst:.2e} at {at}, {a[at]} instead of {b[at]}"
