@@ -164,6 +164,11 @@ def parser() -> argparse.ArgumentParser:
         "--dynamic-mask", action="store_true", help="keep masks and positions as run-time inputs"
     )
     c.add_argument("--no-fusion", action="store_true", help="one kernel per primitive operation")
+    c.add_argument(
+        "--no-recognition",
+        action="store_true",
+        help="no kernels for whole patterns (attention, norms, gated MLPs, experts)",
+    )
     c.set_defaults(run=_compile)
 
     r = add("run", "Emulate a compiled model; writes report.json.")
@@ -289,6 +294,7 @@ def _compile(args: argparse.Namespace) -> int:
         seed=args.seed,
         dynamic_mask=args.dynamic_mask,
         fusion=not args.no_fusion,
+        recognition=not args.no_recognition,
     )
     began = time.perf_counter()
     status, say = _say(args)

@@ -49,6 +49,7 @@ def lay_out(
     The memory may exceed the chip's: see `Finalist.memory`.
     """
     began = time.perf_counter()
+    phases = [p.in_form(plans[p.phase].form) for p in phases]
     first = plans[phases[0].phase]
     placement, solves = place(
         [Block(s.name, first.rows, first.cols) for s in first.stages],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from meshc.partition import STRATEGIES, Options, PhaseGraphs
 from meshc.partition.candidates import resize, resize_layout
 from meshc.partition.cost import mac_rate, rate
 from meshc.partition.predict import predict
+from meshc.patterns import FORMS
 from meshc.store import STAGES
 
 RETRIES = 4  # of planning with less SRAM, when the memory layout is fuller than planned
@@ -56,10 +58,24 @@ class _Clock:
                 self.seconds[stage] += seconds
 
 
-def _bind(model: Any, workload: Workload, options: CompileOptions) -> Any:
-    """Bind the model for a step, its graph fused unless the options say otherwise."""
+def _forms(options: CompileOptions) -> tuple[str, ...]:
+    """The forms that kernels may take."""
+    return FORMS if options.fusion and options.recognition else ()
+
+
+def _fused(graph: Graph, options: CompileOptions, form: tuple[str, ...]) -> Graph:
+    """The graph with its kernels in these forms; without any where the options say so."""
+    return fuse(graph, form) if options.fusion else graph
+
+
+def _bind(
+    model: Any, workload: Workload, options: CompileOptions, form: tuple[str, ...] | None = None
+) -> Any:
+    """Bind the model for a step.   form: of its kernels; None for the graph of primitives."""
     bound = frontend.bind(model, workload, dynamic_mask=options.dynamic_mask)
-    return replace(bound, graph=fuse(bound.graph)) if options.fusion else bound
+    if form is None:
+        return bound
+    return replace(bound, graph=_fused(bound.graph, options, form))
 
 
 def longest(workload: Workload) -> Workload:
@@ -119,8 +135,9 @@ def compile(
         bound[phase] = _bind(m, w, options)
         far = longest(w)
         full[phase] = bound[phase] if far == w else _bind(m, far, options)
-        bound[phase].graph.verify()
-        _dump(dumps, f"{phase}.graph", bound[phase].graph.dump())
+        graph = _fused(bound[phase].graph, options, _forms(options))
+        graph.verify()
+        _dump(dumps, f"{phase}.graph", graph.dump())
     _note_absent(note, [m for m in (model, decode_model) if m is not None])
     start = clock("import", start)
     if until == "import":
@@ -128,14 +145,7 @@ def compile(
     for b in bound.values():
         check_rates(b.graph, chip)
     phases = [
-        PhaseGraphs(
-            phase,
-            bound[phase].graph,
-            full[phase].graph,
-            w.max_context,
-            float(max(1, w.max_context - w.context)) if phase == "decode" else 1.0,
-            _digests(bound[phase], decode_model is None),
-        )
+        _phase(w, bound[phase], full[phase], options, decode_model is None)
         for phase, (_, w) in wanted.items()
     ]
     reserve = 0
@@ -200,7 +210,7 @@ def compile(
             routing,
             program,
             predict(program, chip),
-            p.graph,
+            p.in_form(chosen.plans[p.phase].form).graph,
         )
         _dump(dumps, f"{p.phase}.program", program.dump())
         _dump(dumps, f"{p.phase}.routing", routing.dump())
@@ -235,6 +245,28 @@ def _note_absent(note: Callable[[str], None] | None, models: list[Any]) -> None:
                 f"Only timing is possible with '{model.path.name}': {absent.count} of its "
                 f"{absent.weights} weights are absent. {absent.reason}"
             )
+
+
+def _phase(
+    w: Workload, bound: Any, full: Any, options: CompileOptions, one_file: bool
+) -> PhaseGraphs:
+    """A phase to plan, its kernels in every form that the options allow."""
+
+    @cache
+    def make(form: tuple[str, ...]) -> tuple[Graph, Graph]:
+        graph = _fused(bound.graph, options, form)
+        return graph, graph if full is bound else _fused(full.graph, options, form)
+
+    form = _forms(options)
+    return PhaseGraphs(
+        w.phase,
+        *make(form),
+        w.max_context,
+        float(max(1, w.max_context - w.context)) if w.phase == "decode" else 1.0,
+        _digests(bound, one_file),
+        form,
+        make,
+    )
 
 
 def check_rates(graph: Graph, chip: ChipSpec) -> None:
@@ -319,10 +351,12 @@ def step_program(
             f"--max-context {context + prompt} or more."
         )
     step = replace(w, context=context, prompt=prompt)
-    bound = _bind(model, step, compiled.options)
+    form = done.plan.form
+    bound = _bind(model, step, compiled.options, form)
     if step == w:
         return done.program, bound
-    full = bound if longest(step) == step else _bind(model, longest(step), compiled.options)
+    far = longest(step)
+    full = bound if far == step else _bind(model, far, compiled.options, form)
     plan = done.plan if prompt == w.prompt else _resized(done.plan, full.graph)
     draft = emit(bound.graph, full.graph, plan, compiled.placement, compiled.chip, w.max_context)
     program = assign_like(draft, done.program, compiled.memory)

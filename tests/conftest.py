@@ -20,7 +20,7 @@ from meshc.emulator.sram import lane_view
 from meshc.expand import Expander
 from meshc.ir.chip import Coord
 from meshc.ir.compiled import Compiled, CompileOptions
-from meshc.ir.program import Program, Run
+from meshc.ir.program import Compute, Program, Run
 from meshc.ir.stream import Combine, Copy, Kernel, Key, Recv, Send, Step, View
 from meshc.pipeline import compile as compile_model
 
@@ -283,6 +283,27 @@ def cancelling(program: Program) -> set[str]:
     return found
 
 
+def spared(program: Program) -> set[str]:
+    """Ops of whose result a lane reads only a part: lanes repeat rows that others look after, so
+    that a wrong operand of such a row may go unseen."""
+    found = set()
+    for body in program.bodies.values():
+        for i in body:
+            if not isinstance(i, Compute):
+                continue
+            whole = program.buffers[i.output].layout
+            reads = [
+                layout
+                for j in body
+                if isinstance(j, Compute)
+                for name, layout in zip(j.inputs, j.layouts, strict=True)
+                if name == i.output
+            ]
+            if reads and whole not in reads:
+                found.add(i.op)
+    return found
+
+
 def _used(program: Program, kernel: Kernel) -> list[View]:
     """The operands that a kernel's result depends on: a lane that keeps none of the new tokens
     appends nothing."""
@@ -346,6 +367,7 @@ class Anatomy:
     histories: Callable[[Program], dict[Coord, History]] = histories
     needed: Callable[..., tuple[set[tuple[Coord, int]], set[Key]]] = needed
     cancelling: Callable[[Program], set[str]] = cancelling
+    spared: Callable[[Program], set[str]] = spared
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Cycle counts of the example model, recorded in tests/golden/, so that a change in them is seen.
 
-After a change on purpose: pytest tests/test_golden.py --update-golden -m "slow or not slow", and say
-why in the commit.
+After a change on purpose: pytest tests/test_golden.py --update-golden -m "slow or not slow", and
+say why in the commit.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ SOURCES = sorted([*(ROOT / "meshc").rglob("*.py"), *(ROOT / "viz").rglob("*.py")
 LEVELS = (
     ("errors",),
     ("ir",),
-    ("ops", "collectives", "choice", "heuristic", "solve", "paths", "chipfields", "analysis"),
+    (
+        "ops", "collectives", "choice", "heuristic", "solve", "paths", "chipfields", "analysis",
+        "patterns",
+    ),
     (
         "frontend", "chips", "fusion", "partition", "place", "route", "emit", "expand", "flows",
         "memory", "emulator",

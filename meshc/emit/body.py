@@ -8,7 +8,7 @@ from math import prod
 
 from meshc.analysis.growing import growing_dims
 from meshc.ir.graph import Graph, Op, Segment
-from meshc.ir.layout import Layout
+from meshc.ir.layout import WHOLE, Layout
 from meshc.ir.plan import OpPlan, Plan
 from meshc.ir.program import (
     Broadcast,
@@ -24,6 +24,9 @@ from meshc.ir.program import (
     writes_of,
 )
 from meshc.ir.shards import covers
+from meshc.ops import scratch as scratch_bytes
+from meshc.ops import space
+from meshc.ops.record import PARTIAL
 
 _HELD: dict[str, BufferKind] = {"WEIGHT": "weight", "CONSTANT": "constant", "INPUT": "input"}
 ALIGN = 8
@@ -61,6 +64,10 @@ class Emission:
     @cached_property
     def token_dims(self) -> dict[str, frozenset[int]]:
         return growing_dims(self.full)
+
+    @cached_property
+    def full_ops(self) -> dict[str, Op]:
+        return {op.name: op for _, op in self.full.ops()}
 
     def put(self, segment: Segment, instruction: Instruction) -> None:
         """Emit an instruction; its buffers are in use at this clock."""
@@ -188,9 +195,10 @@ def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
         else:
             inputs.append(_operand(e, segment, op, name, wanted))
             layouts.append(wanted)
-    e.put(segment, Compute(op.name, op.name, tuple(inputs), out, tuple(layouts)))
+    scratch = _temporaries(e, segment, op, plan)
+    e.put(segment, Compute(op.name, op.name, tuple(inputs), out, tuple(layouts), scratch))
     bound = bind_attributes(op, [e.graph.tensors[n].shape for n in op.inputs])
-    planned = next((o.attr("shapes") for _, o in e.full.ops() if o.name == op.name), None)
+    planned = e.full_ops[op.name].attr("shapes") if op.name in e.full_ops else None
     if planned != op.attr("shapes"):
         bound = replace(bound, attrs=tuple(sorted((*bound.attrs, ("planned", planned)))))
     e.ops[op.name] = bound
@@ -202,6 +210,31 @@ def _emit_op(e: Emission, segment: Segment, op: Op) -> None:
         )
         keep = Transfer(f"keep {op.output}", op.name, out, e.kept[op.output], e.multicast)
         e.put(segment, keep)
+
+
+def _temporaries(e: Emission, segment: Segment, op: Op, plan: OpPlan) -> tuple[str, ...]:
+    """The buffer of what the op's kernel needs beside its operands, at the longest context."""
+    tensors = [e.full.tensors[n] for n in (*op.inputs, op.output)]
+    local = [
+        layout.largest(t.shape, e.plan.rows, e.plan.cols)
+        for t, layout in zip(tensors, (*plan.inputs, plan.output), strict=True)
+    ]
+    dtypes = [t.dtype for t in tensors]
+    size = (
+        -(
+            -scratch_bytes(e.full_ops[op.name], local[:-1], local[-1], dtypes[:-1], dtypes[-1])
+            // ALIGN
+        )
+        * ALIGN
+    )
+    if not size:
+        return ()
+    name = f"temporaries of {op.name}"
+    layout = Layout((WHOLE,))
+    e.buffers[name] = Buffer(
+        name, op.output, "scratch", (size,), (size,), "uint8", layout, size, segment=segment.name
+    )
+    return (name,)
 
 
 def _wanted_of_every_layer(e: Emission, segment: Segment, tensor: str) -> bool:
@@ -266,18 +299,18 @@ def _operand(e: Emission, segment: Segment, op: Op, name: str, wanted: Layout) -
 
 def _join(e: Emission, segment: Segment, op: Op, plan: OpPlan, out: str) -> None:
     """Reduce and Broadcast along every axis that left partial results."""
-    fn = next((o.attr("fn") for o in op.body or (op,) if o.kind == "reduce"), "")
-    combine = fn if fn in ("max", "min") else "sum"
+    s = space(op, [e.full.tensors[n] for n in op.inputs], e.full.tensors[op.output])
+    combine = next((d.kind for d in s.dims if d.kind in PARTIAL), "sum")
     for axis, groups in zip(plan.reduce, plan.groups, strict=True):
         lanes = e.plan.rows if axis == "row" else e.plan.cols
-        scratch = tuple(
+        receive = tuple(
             e.declare(f"scratch{n} {op.output}", op.output, "scratch", plan.output, segment.name)
             for n in range(min(2, lanes - 1))
         )
         name = f"{op.name} over {axis}"
         e.put(
             segment,
-            Reduce(f"reduce {name}", op.name, out, axis, combine, groups, scratch),
+            Reduce(f"reduce {name}", op.name, out, axis, combine, groups, receive),
         )
         e.put(
             segment,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshc import ops as op_records
-from meshc.emulator.sram import Memory, combine
+from meshc.emulator.sram import Memory
 from meshc.errors import InvariantError
 from meshc.ir.graph import Op
 from meshc.ir.stream import Combine, Copy, Kernel, Recv, View
+from meshc.ops.combine import combine
 
 
 def prepare(memory: Memory, posts: Sequence[Recv]) -> None:

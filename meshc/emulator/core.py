@@ -13,6 +13,7 @@ from meshc.ir.chip import Array, ChipSpec, CoreSpec
 from meshc.ir.graph import Op
 from meshc.ir.program import Compute, Program, Run
 from meshc.ir.stream import Kernel, View
+from meshc.ops.combine import COMBINES
 
 WIDER = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp64"}
 FLOATS = ("fp16", "bf16", "fp32", "fp64")
@@ -78,7 +79,7 @@ class CoreTimer:
         self.ops = ops
         self.uneven = {name for name, op in ops.items() if op_records.uneven(op)}
         self._costs: dict[object, Cost] = {}
-        self._combines: dict[tuple[str, int], int] = {}
+        self._combines: dict[tuple[str, str, int], int] = {}
 
     def kernel(self, kernel: Kernel) -> Cost:
         """Cost of a kernel; raises InputError if the core cannot compute in its types."""
@@ -152,12 +153,14 @@ class CoreTimer:
         """Cycles of copying `size` bytes within the core: each is read and written."""
         return ceil(2 * size / self.core.sram_bytes_per_cycle)
 
-    def combine_cycles(self, dtype: str, size: int) -> int:
-        """Cycles of combining two views of `size` bytes elementwise into one of them."""
-        key = (dtype, size)
+    def combine_cycles(self, how: str, dtype: str, size: int) -> int:
+        """Cycles of combining two views of `size` bytes into one of them."""
+        key = (how, dtype, size)
         cycles = self._combines.get(key)
         if cycles is None:
-            vector = self.vector_cycles(size // ITEM_BYTES[dtype], dtype, "combine")
+            vector = self.vector_cycles(
+                COMBINES[how].vector_ops * (size // ITEM_BYTES[dtype]), dtype, "combine"
+            )
             cycles = ceil(max(vector, 3 * size / self.core.sram_bytes_per_cycle))
             self._combines[key] = cycles
         return cycles

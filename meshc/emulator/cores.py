@@ -248,7 +248,7 @@ class Cores:
         volume = view_bytes(target)
         if isinstance(action, Combine):
             core.sram_bytes += 3 * volume
-            cycles = self.timer.combine_cycles(target.dtype, volume)
+            cycles = self.timer.combine_cycles(action.combine, target.dtype, volume)
         else:
             core.sram_bytes += 2 * volume
             cycles = self.timer.copy_cycles(volume)

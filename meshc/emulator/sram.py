@@ -78,16 +78,6 @@ class Memory:
         target[...] = data.view(target.dtype).reshape(target.shape)
 
 
-def combine(how: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Elementwise combination; small floats are accumulated in float32."""
-    functions = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-    if how not in functions:
-        raise InvariantError(f"Nothing combines with '{how}', only with {', '.join(functions)}.")
-    if a.dtype.itemsize < 4 and a.dtype.kind not in "iub":
-        a, b = a.astype(np.float32), b.astype(np.float32)
-    return np.asarray(functions[how](a, b))
-
-
 def memory_bytes(program: Program) -> int:
     """Bytes of SRAM up to the end of the highest buffer."""
     layers: dict[str, int] = {}

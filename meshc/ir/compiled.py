@@ -36,6 +36,7 @@ class CompileOptions:
     seed: int = 0
     dynamic_mask: bool = False
     fusion: bool = True
+    recognition: bool = True
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,9 @@ class Op:
 
     @property
     def core(self) -> str:
-        """The kind that characterises the op: its own, or that of a fused op's core."""
-        return str(self.attr("core", self.kind))
+        """What characterises the op: the name of the pattern that a fused op is, or the kind of its
+        core; any other op's own kind."""
+        return str(self.attr("pattern") or self.attr("core", self.kind))
 
     def attr(self, name: str, default: Any = None) -> Any:
         for key, value in self.attrs:

@@ -43,6 +43,7 @@ class Plan:
 
     rows, cols: shape of every stage's region.   stages: in order of execution.
     carried: layouts of the tensors that pass from layer to layer.
+    form: the forms of the kernels that are planned, see `meshc.patterns`.
     """
 
     phase: str
@@ -53,9 +54,11 @@ class Plan:
     ops: dict[str, OpPlan]
     carried: dict[str, Layout]
     predicted_cycles: float = 0.0
+    form: tuple[str, ...] = ()
 
     def dump(self) -> str:
         lines = [f"plan {self.phase} {self.strategy} region {self.rows}x{self.cols}"]
+        lines.append(f"forms {' '.join(self.form) or 'none'}")
         for s in self.stages:
             lines.append(f"stage {s.name} " + " ".join(f"{n}[{a}:{b}]" for n, a, b in s.segments))
         lines += [f"  carried {n} {layout}" for n, layout in self.carried.items()]

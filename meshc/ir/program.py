@@ -72,6 +72,7 @@ class Compute:
     """Every lane runs `op` on its own shards. `op` names a Graph op of the Program's `ops`.
 
     layouts: the shards that the op reads, which may be parts of the input buffers' own shards.
+    scratch: buffers of the kernel's temporaries.
     """
 
     name: str
@@ -79,15 +80,16 @@ class Compute:
     inputs: tuple[str, ...]
     output: str
     layouts: tuple[Layout, ...]
+    scratch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reduce:
     """Lanes along `axis` combine their copies of `buffer` elementwise at the tree's root.
 
-    combine: "sum", "max", "min" or "prod".   groups: the line is cut into this many groups; each
-    reduces towards its middle, then the group roots towards the middle one (1: a plain two-sided
-    chain).   scratch: one or two receive buffers.
+    combine: a name of `meshc.ops.combine.COMBINES`.   groups: the line is cut into this many
+    groups; each reduces towards its middle, then the group roots towards the middle one (1: a
+    plain two-sided chain).   scratch: one or two receive buffers.
     """
 
     name: str
@@ -140,7 +142,7 @@ def reads_of(i: Instruction) -> tuple[str, ...]:
 def writes_of(i: Instruction) -> tuple[str, ...]:
     """Names of the buffers that an instruction changes."""
     if isinstance(i, Compute):
-        return (i.output,)
+        return (i.output, *i.scratch)
     if isinstance(i, Transfer):
         return (i.destination,)
     return (i.buffer, *i.scratch) if isinstance(i, Reduce) else (i.buffer,)

@@ -18,7 +18,18 @@ import numpy as np
 
 from meshc.ir.dtypes import FLOATS, NUMPY, size_bytes
 from meshc.ir.graph import Op, Tensor
-from meshc.ops.record import DimKind, IterDim, OpRecord, Ranges, Space, Use, Work
+from meshc.ops.passes import completed, passes
+from meshc.ops.record import (
+    PARTIAL,
+    ROW_BLOCK,
+    DimKind,
+    IterDim,
+    OpRecord,
+    Ranges,
+    Space,
+    Use,
+    Work,
+)
 
 Dim = tuple[int, int]  # inner op, its iteration dimension
 
@@ -98,6 +109,10 @@ def inside(op: Op) -> Inside:
         for d, dim in enumerate(s.dims):
             union.size[i, d] = dim.size
             union.kind[i, d] = dim.kind
+    for i in completed(op.body):
+        for d, dim in enumerate(spaces[i].dims):
+            if dim.kind in PARTIAL:
+                union.whole((i, d))
     seen: dict[str, list[tuple[int, tuple[Use, ...]]]] = {}
     for i, (o, s) in enumerate(zip(op.body, spaces, strict=True)):
         for name, uses in zip((*o.inputs, o.output), (*s.inputs, s.output), strict=True):
@@ -192,6 +207,25 @@ def _evaluate(
     return values[op.output]
 
 
+def _local(
+    op: Op, known: Inside, shapes: Sequence[tuple[int, ...]], output: tuple[int, ...]
+) -> Callable[[str], tuple[int, ...]]:
+    """The shape on one lane of any tensor inside, from those of the operands."""
+    units: dict[int, int] = {}
+    for name, shape in zip((*op.inputs, op.output), (*shapes, output), strict=True):
+        for use, n in zip(known.uses[name], shape, strict=True):
+            if use.dim is not None:
+                units[use.dim] = -(-n // use.unit)
+
+    def local(name: str) -> tuple[int, ...]:
+        return tuple(
+            n if use.dim is None else units.get(use.dim, n // use.unit) * use.unit
+            for use, n in zip(known.uses[name], known.shapes[name], strict=True)
+        )
+
+    return local
+
+
 def _work(
     op: Op,
     shapes: Sequence[tuple[int, ...]],
@@ -199,21 +233,12 @@ def _work(
     dtypes: Sequence[str],
     output_dtype: str,
 ) -> Work:
-    """The arithmetic of all primitives; only the fused op's own operands touch SRAM."""
+    """The arithmetic of all primitives. SRAM sees the fused op's own operands, once for every
+    pass over them, and the inner tensors that must be kept."""
     from meshc.ops.registry import record
 
     known = inside(op)
-    share: dict[int, int] = {}
-    for name, shape in zip((*op.inputs, op.output), (*shapes, output), strict=True):
-        for use, n in zip(known.uses[name], shape, strict=True):
-            if use.dim is not None:
-                share[use.dim] = -(-n // use.unit)
-
-    def local(name: str) -> tuple[int, ...]:
-        return tuple(
-            n if use.dim is None else share.get(use.dim, n // use.unit) * use.unit
-            for use, n in zip(known.uses[name], known.shapes[name], strict=True)
-        )
+    local = _local(op, known, shapes, output)
 
     def one(o: Op) -> Work:
         types = [known.dtypes[n] for n in (*o.inputs, o.output)]
@@ -261,12 +286,18 @@ def _total(
     """The work of the primitives together. operands: bytes that the lane holds of each."""
     works = {o.output: one(o) for o in op.body}
     parts = _read_parts(op, works, local)
+    dtypes = inside(op).dtypes
+    kept, again = passes(op)
+    held = dict(operands)
+    inner = sum((times - 1) * held[n] for n, times in again)
+    inner += sum(2 * prod(local(n)) * size_bytes(dtypes[n]) for n in kept)
     matmuls: list[tuple[int, int, int, int]] = []
     dtype, vector_ops, floats = "fp32", 0.0, []
     picked: int | None = None
     for o in op.body:
         w = works[o.output]
         matmuls += w.matmuls
+        inner += w.inner_bytes
         if w.matmuls:
             dtype = w.dtype
         if w.vector_ops:
@@ -274,10 +305,10 @@ def _total(
             floats.append(w.vector_dtype)
         if o.kind == "gather":  # reads only the rows that it picks
             picked = (picked or 0) + w.sram_bytes
-    held = sum(ceil(n * parts.get(name, 1.0)) for name, n in operands)
-    traffic = held + output_bytes if picked is None else picked
+    whole = sum(ceil(n * parts.get(name, 1.0)) for name, n in operands)
+    traffic = whole + output_bytes if picked is None else picked
     vector_dtype = max(floats, key=FLOATS.index) if floats else "fp32"
-    return Work(tuple(matmuls), dtype, vector_ops, vector_dtype, traffic)
+    return Work(tuple(matmuls), dtype, vector_ops, vector_dtype, traffic + inner, inner)
 
 
 def _read_parts(
@@ -296,4 +327,29 @@ def _read_parts(
     return parts
 
 
-RECORD = OpRecord("fused", _space, _evaluate, _work, _share)
+def _scratch(
+    op: Op,
+    shapes: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    dtypes: Sequence[str],
+    output_dtype: str,
+) -> int:
+    """A block of rows of every inner tensor that must be kept, and what the primitives need."""
+    from meshc.ops.registry import record
+
+    del dtypes, output_dtype
+    known = inside(op)
+    local = _local(op, known, shapes, output)
+    total = 0
+    for n in passes(op)[0]:
+        shape = local(n)
+        rows = min(prod(shape[:-1]), ROW_BLOCK)
+        total += rows * (shape[-1] if shape else 1) * size_bytes(known.dtypes[n])
+    for o in op.body:
+        types = [known.dtypes[n] for n in (*o.inputs, o.output)]
+        own = [local(n) for n in o.inputs]
+        total += record(o.kind).scratch(o, own, local(o.output), types[:-1], types[-1])
+    return total
+
+
+RECORD = OpRecord("fused", _space, _evaluate, _work, _share, _scratch)

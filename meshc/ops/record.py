@@ -16,7 +16,9 @@ import numpy as np
 
 from meshc.ir.graph import Op, Tensor
 
-DimKind = Literal["parallel", "sum", "max", "min", "whole"]
+DimKind = Literal["parallel", "sum", "max", "min", "attend", "whole"]
+PARTIAL = ("sum", "max", "min", "attend")  # kinds that leave partial results when divided
+ROW_BLOCK = 32  # rows that a kernel with temporaries works on at a time
 Ranges = tuple[range, ...]
 
 
@@ -50,17 +52,25 @@ class Space:
 @dataclass(frozen=True)
 class Work:
     """What one lane does for an op: multiply-accumulates (as m, k, n, count of matmuls),
-    vector operations, and SRAM bytes read and written, each for the dtype computed in."""
+    vector operations, and SRAM bytes read and written, each for the dtype computed in.
+
+    inner_bytes: those of sram_bytes that are temporaries of the op itself.
+    """
 
     matmuls: tuple[tuple[int, int, int, int], ...] = ()
     dtype: str = "fp32"
     vector_ops: float = 0
     vector_dtype: str = "fp32"
     sram_bytes: int = 0
+    inner_bytes: int = 0
 
     @property
     def macs(self) -> int:
         return sum(m * k * n * c for m, k, n, c in self.matmuls)
+
+
+def _none(*_: object) -> int:
+    return 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,8 @@ class OpRecord:
         busiest lane where lanes with equal shapes differ.
     share: where they do: (op, ranges of the inputs, ranges of the output, input dtypes, output
         dtype, layer or -1) → Work of the lane that holds these parts.
+    scratch: with the arguments of work, bytes of SRAM that the kernel needs beside its operands.
+    passes: (operand, times that it is read from beginning to end) where more than once.
     """
 
     kind: str
@@ -81,3 +93,16 @@ class OpRecord:
     evaluate: Callable[[Op, Sequence[np.ndarray], Sequence[Ranges], Ranges], np.ndarray]
     work: Callable[[Op, Sequence[tuple[int, ...]], tuple[int, ...], Sequence[str], str], Work]
     share: Callable[[Op, Sequence[Ranges], Ranges, Sequence[str], str, int], Work] | None = None
+    scratch: Callable[[Op, Sequence[tuple[int, ...]], tuple[int, ...], Sequence[str], str], int] = (
+        _none
+    )
+    passes: tuple[tuple[int, int], ...] = ()
+
+
+def blocked(m: int, k: int, n: int, count: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Matmuls of m rows done ROW_BLOCK rows at a time."""
+    if not m * k * n * count:
+        return ()
+    whole, rest = divmod(m, ROW_BLOCK)
+    parts = ((ROW_BLOCK, k, n, count * whole), (rest, k, n, count))
+    return tuple(p for p in parts if p[0] and p[3])

@@ -10,6 +10,7 @@ from meshc.errors import InvariantError
 from meshc.ir.graph import Op, Tensor
 from meshc.ops import (
     append,
+    attend,
     concat,
     elementwise,
     experts,
@@ -42,6 +43,7 @@ RECORDS: dict[str, OpRecord] = {
     "scatter": scatter.RECORD,
     "experts": experts.RECORD,
     "unpack": unpack.RECORD,
+    "attend": attend.RECORD,
     "fused": fused.RECORD,
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "Work",
     "evaluate",
     "record",
+    "scratch",
     "share",
     "space",
     "uneven",
@@ -118,3 +121,14 @@ def share(
         return found.share(op, inputs, output, dtypes, output_dtype, layer)
     shapes = [tuple(map(len, ranges)) for ranges in inputs]
     return found.work(op, shapes, tuple(map(len, output)), dtypes, output_dtype)
+
+
+def scratch(
+    op: Op,
+    shapes: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    dtypes: Sequence[str],
+    output_dtype: str,
+) -> int:
+    """Bytes of SRAM that one lane's kernel needs beside its operands."""
+    return record(op.kind).scratch(op, shapes, output, dtypes, output_dtype)

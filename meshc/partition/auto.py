@@ -20,6 +20,8 @@ from meshc.partition.cost import CostModel
 from meshc.partition.select import Fixed, Selection, Solver, Space, build, choose
 from meshc.partition.shapes import shapes
 
+Form = tuple[str, ...]
+
 FINALISTS = 3
 QUICK_SECONDS = 2.0  # for the solve of a shape that may not become a finalist
 PATIENCE = 5  # shapes in a row that gain too little before the search stops
@@ -33,6 +35,8 @@ class PhaseGraphs:
 
     graph: bound for the step.   full: bound for the longest context.   weight: how often the step
     runs, relative to the other phases.   digests: weight instance → identity of its content.
+    form: the forms (see `meshc.patterns`) of the graphs' kernels.   make: the two graphs in another
+    form; None where there is no other.
     """
 
     phase: str
@@ -41,6 +45,15 @@ class PhaseGraphs:
     max_context: int
     weight: float
     digests: Mapping[str, str]
+    form: Form = ()
+    make: Callable[[Form], tuple[Graph, Graph]] | None = None
+
+    def in_form(self, form: Form) -> PhaseGraphs:
+        """The phase with its kernels in these forms."""
+        if self.make is None or form == self.form:
+            return self
+        graph, full = self.make(form)
+        return replace(self, graph=graph, full=full, form=form)
 
 
 @dataclass(frozen=True)
@@ -64,8 +77,12 @@ class Options:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A region shape with a plan for every phase."""
+    """A region shape with a plan for every phase.
 
+    phases: in the order of planning, in the forms that were planned.
+    """
+
+    phases: tuple[PhaseGraphs, ...]
     rows: int
     cols: int
     stages: int
@@ -86,12 +103,53 @@ def plan_auto(
     # The phase that runs most decides the layouts of weights and caches.
     order = sorted(phases, key=lambda p: (p.phase != "decode", p.phase))
     model = CostModel(chip)
-    tried: list[_Trial] = []
     shortage: list[tuple[float, int, int, int]] = []
+    tried = _explore(order, model, options, shortage)
+    if not tried and any(p.form for p in order):
+        # Kernels that span reductions keep whole rows; without them less memory may do.
+        order = [p.in_form(()) for p in order]
+        shortage.clear()
+        tried = _explore(order, model, options, shortage)
+    if not tried:
+        raise DoesNotFitError(_does_not_fit(order, model, options, shortage))
+    tried.sort(key=lambda t: (_worth(t), t.rows))
+    tried[0] = _better_form(tried[0], model, options)
+    final: list[_Trial] = []
+    for trial in tried[:FINALISTS]:
+        if final and trial.cycles > 1.5 * final[0].cycles:
+            break
+        if options.progress:
+            options.progress(f"region {trial.rows}x{trial.cols}")
+        timed_out = any(s.status == "time-limit" for s in trial.stats)
+        forms = [p.form for p in tried[0].phases]
+        if timed_out or [p.form for p in trial.phases] != forms:
+            known = [p.in_form(f) for p, f in zip(trial.phases, forms, strict=True)]
+            again = _solve(
+                known, model, trial.rows, trial.cols, trial.stages, options, options.solver
+            )
+            if again is not None and again.cycles < trial.cycles:
+                trial = again
+        final.append(trial)
+    final.sort(key=lambda t: (_worth(t), t.rows))
+    finalists = [
+        {p.phase: _as_plan(p, s, t) for p, s in zip(t.phases, t.selections, strict=True)}
+        for t in final
+    ]
+    others = tried[len(final) :]
+    return finalists, [s for t in (*final, *others) for s in t.stats]
+
+
+def _explore(
+    order: list[PhaseGraphs],
+    model: CostModel,
+    options: Options,
+    shortage: list[tuple[float, int, int, int]],
+) -> list[_Trial]:
+    """Plans on region shapes from small to large, until larger ones gain nothing."""
+    tried: list[_Trial] = []
     worse = 0
     best = float("inf")
-    wanted = [options.grid] if options.grid else shapes(chip)
-    for rows, cols in wanted:
+    for rows, cols in [options.grid] if options.grid else shapes(model.chip):
         trial = _first_fit(order, model, rows, cols, options, shortage)
         if trial is None:
             continue
@@ -103,29 +161,26 @@ def plan_auto(
             if worse >= PATIENCE:
                 break
         best = min(best, trial.cycles)
-    if not tried:
-        raise DoesNotFitError(_does_not_fit(order, model, options, shortage))
-    tried.sort(key=lambda t: (_worth(t), t.rows))
-    final: list[_Trial] = []
-    for trial in tried[:FINALISTS]:
-        if final and trial.cycles > 1.5 * final[0].cycles:
-            break
-        if options.progress:
-            options.progress(f"region {trial.rows}x{trial.cols}")
-        if any(s.status == "time-limit" for s in trial.stats):
-            again = _solve(
-                order, model, trial.rows, trial.cols, trial.stages, options, options.solver
+    return tried
+
+
+def _better_form(trial: _Trial, model: CostModel, options: Options) -> _Trial:
+    """The trial with each phase's forms left out where the plan without them is faster."""
+    best = trial
+    quick = replace(options, time_limit=min(options.time_limit, QUICK_SECONDS))
+    for at, p in enumerate(trial.phases):
+        for form in p.form:
+            phases = list(best.phases)
+            less = tuple(f for f in phases[at].form if f != form)
+            phases[at] = phases[at].in_form(less)
+            if phases[at].full.dump() == best.phases[at].full.dump():
+                continue  # nothing in this graph takes the form
+            found = _solve(
+                phases, model, trial.rows, trial.cols, trial.stages, quick, options.solver
             )
-            if again is not None and again.cycles < trial.cycles:
-                trial = again
-        final.append(trial)
-    final.sort(key=lambda t: (_worth(t), t.rows))
-    finalists = [
-        {p.phase: _as_plan(p, s, t) for p, s in zip(order, t.selections, strict=True)}
-        for t in final
-    ]
-    others = tried[len(final) :]
-    return finalists, [s for t in (*final, *others) for s in t.stats]
+            if found is not None and found.cycles < best.cycles:
+                best = found
+    return best
 
 
 def _worth(t: _Trial) -> float:
@@ -164,7 +219,10 @@ def _first_fit(
                 trial = _solve(order[::-1], model, rows, cols, stages, quick, options.solver)
                 if trial is not None:
                     trial = replace(
-                        trial, spaces=trial.spaces[::-1], selections=trial.selections[::-1]
+                        trial,
+                        phases=trial.phases[::-1],
+                        spaces=trial.spaces[::-1],
+                        selections=trial.selections[::-1],
                     )
             if trial is not None:
                 return trial
@@ -230,7 +288,9 @@ def _solve(
         selections.append(selection)
         total += p.weight * selection.cycles
         fixed = _fix(p, selection, fixed)
-    return _Trial(rows, cols, stages, tuple(spaces), tuple(selections), total, tuple(stats))
+    return _Trial(
+        tuple(order), rows, cols, stages, tuple(spaces), tuple(selections), total, tuple(stats)
+    )
 
 
 def _least_peak(space: Space) -> float:
@@ -267,6 +327,7 @@ def _as_plan(p: PhaseGraphs, selection: Selection, trial: _Trial) -> Plan:
         selection.ops,
         selection.carried,
         selection.cycles,
+        p.form,
     )
 
 

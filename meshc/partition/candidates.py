@@ -11,10 +11,9 @@ from meshc.ir.graph import Graph, Op
 from meshc.ir.layout import AXES, WHOLE, Axis, Layout, Split, split
 from meshc.ir.plan import OpPlan
 from meshc.ir.program import lane_bytes
-from meshc.ops import Space, Use, space, work
+from meshc.ops import Space, Use, scratch, space, work
+from meshc.ops.record import PARTIAL
 from meshc.partition.cost import CostModel
-
-PARTIAL = ("sum", "max", "min")  # kinds of iteration dimensions that leave partial results
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def _candidate(
             for axis in per_dim[d]:
                 lanes = rows if axis == "row" else cols
                 best, time = model.best_groups(
-                    prod(local[-1]), dtypes[-1], lanes, model.pitch(axis)
+                    prod(local[-1]), dtypes[-1], lanes, model.pitch(axis), dim.kind
                 )
                 reduce.append(axis)
                 groups.append(best)
@@ -163,7 +162,12 @@ def _candidate(
         for n, size in zip(names[:-1], sizes[:-1], strict=True)
         if full.tensors[n].kind in ("WEIGHT", "CONSTANT", "INPUT")
     )
-    return Candidate(plan, cycles, held, sizes[-1], 2 * sizes[-1] if reduce else 0)
+    longest = [
+        layout.largest(full.tensors[n].shape, rows, cols)
+        for layout, n in zip(layouts, names, strict=True)
+    ]
+    own = scratch(op, longest[:-1], longest[-1], dtypes[:-1], dtypes[-1])
+    return Candidate(plan, cycles, held, sizes[-1], max(own, 2 * sizes[-1] if reduce else 0))
 
 
 def _undominated(full: Graph, op: Op, found: list[Candidate]) -> list[Candidate]:

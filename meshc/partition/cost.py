@@ -17,6 +17,7 @@ from meshc.ir.dtypes import FLOATS, size_bytes
 from meshc.ir.layout import Axis, Layout, Split
 from meshc.ir.shards import covers, pieces
 from meshc.ops import Work
+from meshc.ops.combine import COMBINES
 
 
 def mac_rate(rates: dict[str, float], dtype: str) -> float:
@@ -98,15 +99,21 @@ class CostModel:
         ports = [p for p in (noc.inject_bytes_per_cycle, noc.eject_bytes_per_cycle) if p]
         return min([noc.link_bytes_per_cycle, *ports])
 
-    def combine(self, elements: int, dtype: str) -> float:
-        """Adding a received partial result to one's own."""
+    def combine(self, elements: int, dtype: str, how: str = "sum") -> float:
+        """Joining a received partial result with one's own."""
         core = self.chip.core
         vector = rate(core.vector_ops_per_cycle, dtype) or 1.0
         traffic = 3 * elements * size_bytes(dtype) / core.sram_bytes_per_cycle
-        return ceil(max(elements / vector, traffic))
+        return ceil(max(COMBINES[how].vector_ops * elements / vector, traffic))
 
     def all_reduce(
-        self, elements: int, dtype: str, lanes: int, groups: int, pitch: int = 0
+        self,
+        elements: int,
+        dtype: str,
+        lanes: int,
+        groups: int,
+        pitch: int = 0,
+        how: str = "sum",
     ) -> float:
         """Reduce along a line of lanes by a tree of `groups` groups, then give the result back.
 
@@ -116,7 +123,7 @@ class CostModel:
             return 0.0
         size = elements * size_bytes(dtype)
         t = tree(lanes, groups)
-        add = self.combine(elements, dtype)
+        add = self.combine(elements, dtype, how)
         ready = [0.0] * lanes
         for order, children in zip(t.order, t.children, strict=True):
             done: dict[int, float] = {}
@@ -149,10 +156,10 @@ class CostModel:
         return max(at.values())
 
     def best_groups(
-        self, elements: int, dtype: str, lanes: int, pitch: int = 0
+        self, elements: int, dtype: str, lanes: int, pitch: int = 0, how: str = "sum"
     ) -> tuple[int, float]:
         """The number of groups with the least all-reduce time, and that time."""
-        return _best_groups(self, elements, dtype, lanes, pitch)
+        return _best_groups(self, elements, dtype, lanes, pitch, how)
 
     def reshard(
         self,
@@ -180,11 +187,11 @@ def _leg(size: int, start: int, end: int, pitch: int) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=100_000)
 def _best_groups(
-    model: CostModel, elements: int, dtype: str, lanes: int, pitch: int
+    model: CostModel, elements: int, dtype: str, lanes: int, pitch: int, how: str
 ) -> tuple[int, float]:
     options = sorted({1, *(g for g in (2, 3, 4, 5, 6, 8, 12, 16, 24, 32) if g < lanes)})
     return min(
-        ((g, model.all_reduce(elements, dtype, lanes, g, pitch)) for g in options),
+        ((g, model.all_reduce(elements, dtype, lanes, g, pitch, how)) for g in options),
         key=lambda x: x[1],
     )
 

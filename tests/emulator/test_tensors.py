@@ -10,7 +10,7 @@ import pytest
 
 from meshc.emulator import Faults, check_chip_runs, emulate
 from meshc.emulator.cores import run_streams
-from meshc.emulator.sram import POISON, Memory, combine
+from meshc.emulator.sram import POISON, Memory
 from meshc.errors import InputError, InvariantError
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.graph import Op
@@ -27,6 +27,7 @@ from meshc.ir.program import (
     Transfer,
     lane_bytes,
 )
+from meshc.ops.combine import combine
 
 from .handmade import array, chip, recv, send, step, streams
 

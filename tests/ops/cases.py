@@ -343,6 +343,37 @@ def append_first(rng: np.random.Generator, tokens: int) -> Case:
     return Case(make_op("append", 1, axis=2), (x,), x, (NONE, frozenset({2})))
 
 
+def _softmax_rows(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[weighted sum of values …, sum of weights, largest score] of each row."""
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    seen = top > -np.inf
+    weights = np.where(seen, np.exp(scores - np.where(seen, top, 0)), 0)
+    return np.concatenate([weights @ values, weights.sum(-1, keepdims=True), top], -1).astype(
+        np.float32
+    )
+
+
+def attend_tokens(rng: np.random.Generator, tokens: int) -> Case:
+    """Scores of cached tokens, some hidden from every query or from one."""
+    heads, new, width = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 5))
+    s, v = real(rng, (2, heads, new, tokens)), real(rng, (2, heads, tokens, width))
+    s[..., : tokens // 3] = -np.inf
+    s[0, 0, 0] = -np.inf
+    turned = bool(rng.integers(2))
+    op = make_op("attend", 2, transpose_v=turned)
+    arrays = (s, np.ascontiguousarray(v.swapaxes(-1, -2)) if turned else v)
+    grows = (frozenset({3}), frozenset({3 if turned else 2}), NONE)
+    return Case(op, arrays, _softmax_rows(s, v), grows, 1e-5)
+
+
+def attend_shared(rng: np.random.Generator, tokens: int) -> Case:
+    """One key and value head for several query heads."""
+    groups, members, new, width = 2, int(rng.integers(1, 4)), int(rng.integers(1, 3)), 3
+    s, v = real(rng, (1, groups, members, new, tokens)), real(rng, (1, groups, 1, tokens, width))
+    grows = (frozenset({4}), frozenset({3}), NONE)
+    return Case(make_op("attend", 2, transpose_v=False), (s, v), _softmax_rows(s, v), grows, 1e-5)
+
+
 def _fused(
     operands: dict[str, np.ndarray],
     body: tuple[tuple[str, tuple[str, ...], str, tuple[int, ...], dict[str, object]], ...],
@@ -519,6 +550,57 @@ def fused_experts(rng: np.random.Generator, tokens: int) -> Case:
     return _fused({"w": codes, "s": scale, "x": rows, "ids": ids}, body, expected)
 
 
+def fused_norm(rng: np.random.Generator, tokens: int) -> Case:
+    """Statistics of a row and what they scale in one kernel: the row must stay whole."""
+    new, width = int(rng.integers(1, 6)), int(rng.integers(1, 9))
+    x, w = real(rng, (2, new, width)), real(rng, (width,))
+    square = (("mul", (("in", 0), ("in", 0)), "fp32"),)
+    apply = (
+        ("add", (("in", 1), ("const", 1e-3)), "fp32"),
+        ("sqrt", (("step", 0),), "fp32"),
+        ("div", (("in", 0), ("step", 1)), "fp32"),
+        ("mul", (("step", 2), ("in", 2)), "fp32"),
+    )
+    body = (
+        ("map", ("x",), "s", x.shape, {"steps": square}),
+        ("reduce", ("s",), "m", (2, new, 1), {"fn": "mean", "axes": (2,), "keepdims": True}),
+        ("map", ("x", "m", "w"), "y", x.shape, {"steps": apply}),
+    )
+    expected = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-3)) * w
+    return _fused({"x": x, "w": w}, body, expected)
+
+
+def fused_gated(rng: np.random.Generator, tokens: int) -> Case:
+    """Two products joined elementwise: their depth must stay whole."""
+    new, depth, width = (int(n) for n in rng.integers(1, 7, 3))
+    x, g, u = whole(rng, (1, new, depth)), whole(rng, (depth, width)), whole(rng, (depth, width))
+    steps = (("relu", (("in", 0),), "fp32"), ("mul", (("step", 0), ("in", 1)), "fp32"))
+    body = (
+        ("matmul", ("x", "g"), "a", (1, new, width), {}),
+        ("matmul", ("x", "u"), "b", (1, new, width), {}),
+        ("map", ("a", "b"), "y", (1, new, width), {"steps": steps}),
+    )
+    return _fused({"x": x, "g": g, "u": u}, body, np.maximum(x @ g, 0) * (x @ u))
+
+
+def fused_attention(rng: np.random.Generator, tokens: int) -> Case:
+    """Scores, mask and weighted sum in one kernel: tokens may be divided, the head's width not."""
+    heads, new, width = int(rng.integers(1, 4)), int(rng.integers(1, 3)), int(rng.integers(1, 5))
+    q, k = real(rng, (1, heads, new, width)), real(rng, (1, heads, tokens, width))
+    v = real(rng, (1, heads, tokens, width))
+    m = np.where(rng.random((1, 1, new, tokens)) < 0.3, -np.inf, 0).astype(np.float32)
+    steps = (("add", (("in", 0), ("in", 1)), "fp32"),)
+    body = (
+        ("matmul", ("q", "k"), "a", (1, heads, new, tokens), {"transpose_b": True}),
+        ("map", ("a", "m"), "s", (1, heads, new, tokens), {"steps": steps}),
+        ("attend", ("s", "v"), "y", (1, heads, new, width + 2), {"transpose_v": False}),
+    )
+    expected = _softmax_rows(q @ k.swapaxes(-1, -2) + m, v)
+    grows = (NONE, frozenset({2}), frozenset({3}), frozenset({2}), NONE)
+    case = _fused({"q": q, "k": k, "m": m, "v": v}, body, expected, *grows)
+    return replace(case, rtol=1e-5)
+
+
 CASES: dict[str, tuple[Generator, ...]] = {
     "map": (map_affine, map_masked, map_integers),
     "matmul": (matmul_random, matmul_scores, matmul_values, matmul_bytes),
@@ -541,6 +623,7 @@ CASES: dict[str, tuple[Generator, ...]] = {
     "experts": (index_cases.experts_random,),
     "append": (append_growing, append_blocked, append_first),
     "unpack": (unpack_random,),
+    "attend": (attend_tokens, attend_shared),
     "fused": (
         fused_blocks,
         fused_experts,
@@ -550,5 +633,8 @@ CASES: dict[str, tuple[Generator, ...]] = {
         fused_statistics,
         fused_rotary,
         fused_gather,
+        fused_norm,
+        fused_gated,
+        fused_attention,
     ),
 }

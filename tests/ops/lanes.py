@@ -19,7 +19,12 @@ from meshc.ir.layout import AXES, Axis, Layout
 from meshc.partition.candidates import _consistent, assignments, layouts_of
 
 Assignment = tuple[int | None, int | None]
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+COMBINE = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "attend": lambda a, b: _attended(a, b),
+}
 GRIDS = [(2, 3), (3, 2), (4, 1), (1, 3), (5, 4)]
 
 
@@ -91,6 +96,17 @@ def reductions(s: ops.Space, assignment: Assignment) -> list[tuple[Axis, str]]:
         for axis, dim in zip(AXES, assignment, strict=True)
         if dim is not None and s.dims[dim].kind in COMBINE
     ]
+
+
+def _attended(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Rows [weighted sum …, weight, largest score] of two sets of tokens, one row at a time."""
+    out = np.empty_like(a)
+    for at in np.ndindex(a.shape[:-1]):
+        top = max(a[at][-1], b[at][-1])
+        scale = [0.0 if x[at][-1] == -np.inf else np.exp(x[at][-1] - top) for x in (a, b)]
+        out[at] = a[at] * scale[0] + b[at] * scale[1]
+        out[at][-1] = top
+    return out
 
 
 def part(array: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
