@@ -35,7 +35,8 @@ def codes(low: int, high: int, *shape: int, dtype: Any = np.uint8) -> np.ndarray
 
 def fused_bits(bound: Bound) -> list[int]:
     """Bits of the weights that the matmuls of the fused graph take in."""
-    return [o.attr("quantised", 0) for _, o in fuse(bound.graph).ops() if o.core == "matmul"]
+    ops = [o for _, o in fuse(bound.graph).ops()]
+    return [o.attr("quantised", 0) for o in ops if o.attr("core", o.kind) == "matmul"]
 
 
 def weight_bytes(bound: Bound) -> int:
