@@ -99,7 +99,7 @@ def _usual_dims(models: list[Model], new: int, old: int, room: int) -> dict[str,
                 if past.style == "window" and str(roles.ports[name].dims[past.axis or 0]) == dim
             ]
             if windows:
-                found[dim] = max(max(windows), old)
+                found[dim] = max(*windows, old, 1)
             elif names_of(dim) == (dim,) and not dim.isdecimal():
                 found.setdefault(dim, new if new > 1 else max(old, 1))
     return found

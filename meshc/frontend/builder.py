@@ -105,6 +105,14 @@ class Builder:
         self.names.add(f"{name}#{n}")
         return f"{name}#{n}"
 
+    def settle(self) -> None:
+        """Unique names for what was made outside of any node of the model."""
+        for v in self.made:
+            v.name = self.unique(v.name)
+            if v.node is not None:
+                v.node.name = v.name
+        self.made = []
+
     def value(self, const: Const, name: str, labels: tuple[Label, ...] | None = None) -> Value:
         """A constant as a value."""
         if labels is None:

@@ -29,12 +29,14 @@ def under(view: Value) -> Value | None:
 
 
 def cache_below(view: Value, kind: str) -> Value | None:
-    """The cache, or the longer one, that a transpose or reshape shows."""
+    """The cache, the longer one, or the stack of them that a transpose or reshape shows."""
     if view.node is None or view.node.kind != kind:
         return None
     inner = view.node.inputs[0]
-    longer = inner.node is not None and inner.node.kind == "append"
-    return inner if longer or inner.source == "CACHE" else None
+    made = inner.node.kind if inner.node is not None else ""
+    if made == "append" or (made == "concat" and _holds_cache(inner)):
+        return inner
+    return inner if inner.source == "CACHE" else None
 
 
 def append_behind(b: Builder, view: Value, new: Value, axis: int, suffix: str) -> Value | None:

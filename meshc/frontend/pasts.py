@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from meshc.frontend.dims import names_of
 from meshc.frontend.reader import Model, Port, domain_of
 
 Style = Literal["grows", "buffer", "window", "state", "cross"]
@@ -246,7 +247,8 @@ def find_pasts(
         other = outputs.get(present or "")
         if style in (None, "grows") and other is not None and axis is not None:
             same = other.rank == port.rank and _equal(other.dims[axis], port.dims[axis])
-            style = "buffer" if same else "grows"
+            moved = s.style == "grows" and not s.attended  # joined and cut to the same length
+            style = "grows" if not same else "window" if moved else "buffer"
             if same and s.style is None and axis >= port.rank - 1:
                 style = "state"
         if port.rank - stack < 3 or style is None:
@@ -287,12 +289,14 @@ def _token_axis(port: Port, stack: int) -> int | None:
 def _batch_axis(port: Port, stack: int, axis: int | None, batch: str | int | None) -> int | None:
     if isinstance(batch, str) and batch in port.dims:
         return port.dims.index(batch)
-    if stack < port.rank and stack != axis:
-        dim = port.dims[stack]
-        if isinstance(batch, int) and isinstance(dim, int) and dim != batch:
-            return None
-        return stack
-    return None
+    if stack >= port.rank or stack == axis:
+        return None
+    dim = port.dims[stack]
+    if isinstance(dim, int):
+        return stack if dim == batch or not isinstance(batch, int) and batch is None else None
+    if names_of(dim) != (dim,) or "head" in dim.lower():
+        return None  # batch and heads in one
+    return stack if port.rank - stack > 3 or dim in ("", batch) or "batch" in dim.lower() else None
 
 
 def of_encoder(name: str) -> bool:

@@ -76,7 +76,7 @@ def cache_values(
             kept = b.append(value, _no_tokens(b, value, past.axis), past.axis, "kept")
             kept.labels = value.labels
             inputs[name] = kept
-    b.made = []
+    b.settle()
     return found
 
 
@@ -126,7 +126,7 @@ def find_ends(
             parts = unstacked(b, value, past.stack) if value.const is None else None
             if parts is None:
                 return None
-            b.made = []
+            b.settle()
             ends.stacks[name] = part_names(name, counts)
             for part, v in zip(ends.stacks[name], parts, strict=True):
                 _root(b, ends, taken, part, v)
