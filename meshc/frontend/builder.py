@@ -385,6 +385,13 @@ class Builder:
         dtype = "int8" if signed else "uint8"
         return self.emit("unpack", [x], attrs, shape, dtype, x.labels, suffix)
 
+    def sized(self, past: Value, new: Value) -> Value:
+        """A cache input whose unknown dimensions are those of the new tokens."""
+        if UNKNOWN in past.shape:
+            pairs = zip(past.shape, new.shape, strict=True)
+            past.shape = tuple(p if n == UNKNOWN else n for n, p in pairs)
+        return past
+
     def append(self, past: Value | None, new: Value, axis: int, suffix: str = "") -> Value:
         """`new` behind `past` in past's own memory; fills in past's unknown dimensions.
 
@@ -397,8 +404,7 @@ class Builder:
         shape, labels = list(new.shape), list(new.labels)
         inputs = [new]
         if past is not None:
-            sizes = [p if n == UNKNOWN else n for n, p in zip(past.shape, new.shape, strict=True)]
-            past.shape = tuple(sizes)
+            sizes = self.sized(past, new).shape
             if [s for i, s in enumerate(sizes) if i != axis] != [
                 s for i, s in enumerate(new.shape) if i != axis
             ]:

@@ -134,6 +134,7 @@ def scatter_nd(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 
 def write_rows(b: Builder, data: Value, new: Value, axis: int, start: int) -> Value:
     """`data` with `new` written over it from `start` on along `axis`."""
+    data = b.sized(data, new)
     end = start + new.shape[axis]
     size = data.shape[axis]
     if end > size:
@@ -146,18 +147,6 @@ def write_rows(b: Builder, data: Value, new: Value, axis: int, start: int) -> Va
     out = b.concat([before, new, after], axis)
     out.labels = data.labels
     return out
-
-
-def tensor_scatter(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
-    """ai.onnx TensorScatter (opset 24): cache, update, write positions."""
-    data, new = need(x, 0), need(x, 1)
-    if call.attr("mode", "linear") != "linear":
-        raise Unsupported("in circular mode")
-    axis = int(call.attr("axis", -2)) % data.rank
-    rows = {0} if len(x) < 3 or x[2] is None else set(known(x, 2).array().reshape(-1).tolist())
-    if len(rows) != 1:
-        raise Unsupported("at positions that differ by sequence")
-    return [write_rows(b, data, new, axis, int(rows.pop()))]
 
 
 def _scatter_elements(call: Call, x: list[np.ndarray]) -> list[Any]:
@@ -236,7 +225,6 @@ TABLE: dict[tuple[str, str], Lowering] = {
     ("", "GatherND"): gather_nd,
     ("", "GatherElements"): _eager(_gather_elements),
     ("", "ScatterND"): scatter_nd,
-    ("", "TensorScatter"): tensor_scatter,
     ("", "ScatterElements"): _eager(_scatter_elements),
     ("", "CumSum"): _eager(_cumsum),
     ("", "Trilu"): _eager(_trilu),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshc.frontend import (
     lower_activation,
     lower_attention,
+    lower_cache,
     lower_contrib,
     lower_contrib_matmul,
     lower_conv,
@@ -12,6 +13,7 @@ from meshc.frontend import (
     lower_elementwise,
     lower_fold,
     lower_gated,
+    lower_grouped,
     lower_index,
     lower_integer,
     lower_layout,
@@ -41,12 +43,14 @@ LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_statistics.TABLE,
     **lower_rotary.TABLE,
     **lower_attention.TABLE,
+    **lower_grouped.TABLE,
     **lower_quant.TABLE,
     **lower_integer.TABLE,
     **lower_contrib.TABLE,
     **lower_fold.TABLE,
     **lower_index.TABLE,
     **lower_moe.TABLE,
+    **lower_cache.TABLE,
 }
 # Contrib operators that are the standard's by another name.
 LOWERINGS.update(

@@ -293,7 +293,7 @@ def _batch_axis(port: Port, stack: int, axis: int | None, batch: str | int | Non
         return None
     dim = port.dims[stack]
     if isinstance(dim, int):
-        return stack if dim == batch or not isinstance(batch, int) and batch is None else None
+        return stack if batch is None or dim == batch else None
     if names_of(dim) != (dim,) or "head" in dim.lower():
         return None  # batch and heads in one
     return stack if port.rank - stack > 3 or dim in ("", batch) or "batch" in dim.lower() else None

@@ -161,11 +161,9 @@ class Decoder(Draft):
         """Causal: column j is seen by row i up to i + past."""
         zero, one = self.scalar(0), self.scalar(1)
         cols = self.op("Range", zero, self.op("Squeeze", total), one)
-        rows = self.op("Range", zero, self.op("Squeeze", self.new), one)
-        if self.how.static:
-            rows = "cache_position"
-        else:
-            rows = self.op("Add", rows, past)
+        rows = "cache_position"
+        if not self.how.static:
+            rows = self.op("Add", self.op("Range", zero, self.op("Squeeze", self.new), one), past)
         seen = self.op("LessOrEqual", self.op("Unsqueeze", cols, self.ints(0)),
                        self.op("Unsqueeze", rows, self.ints(1)))  # fmt: skip
         return self.op("Where", seen, self.number(0.0), self.number(-1e9))

@@ -87,6 +87,11 @@ def run(op: Op, x: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
         return np.take(x[0], [start + i * step for i in range(shape[axis])], axis=axis)
     if op.kind in ("concat", "append"):
         return np.concatenate(x, axis=op.attr("axis"))
+    if op.kind == "gather" and op.attr("batch", 0):
+        lead = x[1].shape[: op.attr("batch")]
+        axis = op.attr("axis") - len(lead)
+        rows = [np.take(x[0][at], x[1][at], axis=axis) for at in np.ndindex(lead)]
+        return np.stack(rows).reshape(shape)
     if op.kind == "gather":
         return np.take(x[0], x[1], axis=op.attr("axis"))
     if op.kind == "unpack":
@@ -121,6 +126,8 @@ def _call(fn: str, v: list[Any]) -> Any:
         return v[0]
     if fn == "reciprocal":
         return 1 / v[0]
+    if fn == "silu":
+        return v[0] / (1 + np.exp(-v[0]))
     if fn == "sigmoid":
         return 1 / (1 + np.exp(-v[0]))
     if fn == "relu":
