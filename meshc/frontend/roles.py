@@ -26,6 +26,7 @@ Kind = Literal["batch", "new", "past", "total", "buffer"]
 
 _STATE = re.compile(r"ssm|recurrent|rwkv|mamba|wkv|(^|[._])(scan|delta|linear_attn)_?state")
 _PAST = re.compile(r"past|cache|key|value|present|(^|[._])[kv]([._\d]|$)|kv|conv|state")
+_DATA = re.compile(r"hidden|pixel|image|input_(values|features)")  # what no cache is called
 # operators that carry a recurrent state from token to token
 _RECURRENT = (
     ("com.microsoft", "LinearAttention"), ("com.microsoft", "GatedDeltaNet"),
@@ -248,7 +249,7 @@ def _role(port: Port) -> Role:
         return "tokens"
     if floats and re.search(r"encoder.*(hidden|output|state)|^memory$", name) and port.rank == 3:
         return "encoder"
-    if port.rank >= 3 and port.dtype in _CACHED and _PAST.search(name) and "hidden" not in name:
+    if port.rank >= 3 and port.dtype in _CACHED and _PAST.search(name) and not _DATA.search(name):
         return "past"
     return "other"
 

@@ -137,6 +137,8 @@ def test_convolutions_over_time(tmp_path: Path) -> None:
 def test_convolutions_of_images(tmp_path: Path) -> None:
     """Patches of a vision encoder, and kernels that overlap."""
     given = {"k": w(5, 3, 4, 4), "o": w(2, 3, 3, 2), "b": w(5)}
+    seen = {"pixel_values": f32("batch", 3, 8, 12)}
+    check(tmp_path, [op("Conv", "pixel_values,k,b", strides=[4, 4])], seen, given, steps=STEPS[:1])
     x = {"x": f32("batch", 3, 8, 12)}
     nodes = [op("Conv", "x,k,b", "patch", strides=[4, 4]),
              op("Conv", "x,o", "over", pads=[1, 0, 1, 1], strides=[2, 1],
