@@ -29,6 +29,7 @@ class Poison:
 
 
 POISON = Poison()
+CONSTANTS = ("value", "value_float", "value_floats", "value_int", "value_ints")
 Env = dict[str, "Value | Poison | None"]
 
 
@@ -152,6 +153,9 @@ class Importer:
         protos = [_resolved(a, attrs) for a in node.attribute]
         protos = [p for p in protos if p is not None]
         if op == "Constant" and not domain:
+            if protos[0].name not in CONSTANTS:
+                self.failures["Constant", f"with {protos[0].name}"] += 1
+                return [POISON]
             return [self._constant(protos, node.output[0])]
         opset = opsets.get(domain, 1)
         form = tuple(p.SerializeToString() for p in protos)

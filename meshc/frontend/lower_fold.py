@@ -22,6 +22,8 @@ Evaluator = Callable[[Call, list[np.ndarray]], list[Any]]
 def constant_of_shape(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     sizes = known(x, 0)
     fill = call.attr("value")
+    if fill is None and "value" in call.attrs:
+        raise Unsupported("with a value of an element type that is not supported")
     fill = np.zeros(1, np.float32) if fill is None else fill
     shape = tuple(int(n) for n in sizes.array().reshape(-1))
     labels = tuple(sizes.origins().reshape(-1))

@@ -96,8 +96,10 @@ def rms_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 
 def layer_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v = need(x, 0)
-    out = layer(b, call, v, need(x, 1), optional(x, 2), _axes(call, v))
-    return list(out)[: call.outputs]
+    out, *statistics = layer(b, call, v, need(x, 1), optional(x, 2), _axes(call, v))
+    kind = onnx_dtype(int(call.attr("stash_type", 1)))
+    return [out, *(b.cast(s, kind) if call.wants(i) else None
+                   for i, s in enumerate(statistics, start=1))]  # fmt: skip
 
 
 def _residual(b: Builder, v: Value, others: Sequence[Value | None]) -> Value:

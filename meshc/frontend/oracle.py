@@ -113,10 +113,22 @@ def _brief(error: Exception) -> str:
 
 
 def _has_bf16(model: Model) -> bool:
+    """Whether anything but casts computes in bf16, for which ONNX Runtime has no kernels."""
     ports = (*model.inputs, *model.outputs)
-    return any(p.dtype == "bf16" for p in ports) or any(
+    if any(p.dtype == "bf16" for p in ports) or any(
         t.data_type == _BF16 for t in model.proto.graph.initializer
-    )
+    ):
+        return True
+    made: set[str] = set()
+    for node in model.nodes():
+        if node.op_type != "Cast" and not made.isdisjoint(node.input):
+            return True
+        if node.op_type in ("Cast", "Constant") and any(
+            (a.name == "to" and a.i == _BF16) or (a.HasField("t") and a.t.data_type == _BF16)
+            for a in node.attribute
+        ):
+            made.update(node.output)
+    return False
 
 
 def widened(given: Any, folder: Path) -> Any:

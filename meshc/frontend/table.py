@@ -7,6 +7,7 @@ from collections import Counter
 from meshc.frontend import lower_fold
 from meshc.frontend.operators import CONTROL, LOWERINGS
 from meshc.frontend.reader import Model, domain_of
+from meshc.frontend.standard import defined
 
 
 def operator_table(model: Model) -> list[tuple[str, int, str]]:
@@ -27,4 +28,6 @@ def _status(model: Model, key: tuple[str, str]) -> str:
         return "folded"
     if key in LOWERINGS:
         return "lowered"
+    if defined(*key, model.opsets.get(key[0], 1)):
+        return "inlined"
     return "unsupported unless constant" if not key[0] else "unsupported"

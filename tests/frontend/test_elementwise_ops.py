@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from .harness import STEPS, Input, check, f32, op, refuses, tensor
+from meshc.frontend import load_model, run_oracle
+
+from .harness import STEPS, Input, check, f32, op, refuses, tensor, write
 
 X = f32("batch", "sequence", 8)
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.5, -2.5, 1e-30], np.float32)
@@ -192,6 +195,20 @@ def test_bfloat16(tmp_path: Path) -> None:
     x = tensor("bf16", "batch", "sequence", 8)
     for what in (node("Mul", "x,x"), node("Elu"), node("Sigmoid"), node("ReduceSum", "x")):
         check(tmp_path, [what], {"x": x}, steps=STEPS[:1])
+
+
+def test_bfloat16_between_casts(tmp_path: Path) -> None:
+    """The oracle is widened only where something computes in bf16."""
+    narrow, back = op("Cast", "x", "h", to=16), op("Cast", "h", "y", to=1)
+    check(tmp_path, [narrow, back], {"x": X}, exact=True, steps=STEPS[:1])
+    path = write(tmp_path / "m.onnx", [narrow, op("Mul", "h,h", "m"), op("Cast", "m", "y", to=1)],
+                 {"x": X})  # fmt: skip
+    proto = onnx.load(path)
+    proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", 1, None))
+    onnx.save(proto, path)
+    x = np.ones((1, 2, 8), np.float32)
+    got, oracle = run_oracle(load_model(path), {"x": x * 3})
+    assert oracle == "onnxruntime, graph widened to fp32" and (got["y"] == 9).all()
 
 
 def test_variadic(tmp_path: Path) -> None:

@@ -107,6 +107,10 @@ def test_layer_norm(tmp_path: Path) -> None:
     x = tensor("fp16", "batch", "sequence", 8)
     check(tmp_path, [op("LayerNormalization", "x,g,b", "y,m")], {"x": x}, half, 17,
           limit=2e-3, steps=STEPS[:1])  # fmt: skip
+    wide = {n: a.astype(np.float64) for n, a in given.items()}  # its statistics are in fp32
+    x = tensor("fp64", "batch", "sequence", 8)
+    nodes = [op("LayerNormalization", "x,g,b", "y,m,i")]
+    check(tmp_path, nodes, {"x": x}, wide, 17, limit=1e-6, steps=STEPS[:1])
     refuses(tmp_path, [op("LayerNormalization", "x,g", stash_type=7)], {"x": X},
             "with stash_type int64", given, 17)  # fmt: skip
 

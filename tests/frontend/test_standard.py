@@ -77,6 +77,16 @@ def test_folded_operators_need_no_lowering(tmp_path: Path) -> None:
             "random numbers", given_)  # fmt: skip
 
 
+def test_constants_that_are_no_tensors(tmp_path: Path) -> None:
+    nodes = [op("Constant", "", "c", value_string="words"), op("Add", "x,c")]
+    refuses(tmp_path, [nodes[1], nodes[0]], {"x": X}, "'Constant' with value_string (1 node)",
+            outputs=("y",))  # fmt: skip
+    values = [op("Constant", "", "a", value_float=2.0),
+              op("Constant", "", "n", value_ints=[0, 0, -1]), op("Mul", "x,a", "m"),
+              op("Reshape", "m,n")]  # fmt: skip
+    check(tmp_path, values, {"x": X}, steps=STEPS[:1])
+
+
 def test_unread_attributes_refuse(tmp_path: Path) -> None:
     """An attribute that no lowering looks at must have its default value."""
     refuses(tmp_path, [op("Transpose", "x", order=[0])], {"x": X}, "with order")
