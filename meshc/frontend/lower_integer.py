@@ -202,7 +202,7 @@ def _rescaled(
         ("mul", (("step", 0), ("in", 1)), "fp32"),
         ("round", (("step", 1),), "fp32"),
         ("add", (("step", 2), ("in", 2)), "fp32"),
-        ("clip", (("step", 3), float(low), float(high)), "fp32"),
+        ("saturate", (("step", 3), float(low), float(high)), "fp32"),
         ("cast", (("step", 4),), zero.dtype),
     ]
     return b.map(steps, [whole, factor, b.cast(_one(b, zero), "fp32")], "requantised")

@@ -91,7 +91,7 @@ def quantised(
             operands.append(b.cast(zero, "fp32"))
             then("add", ("in", 2))
         low, high = limits(kind)
-        then("clip", float(low), float(high))
+        then("saturate", float(low), float(high))
     then("cast", to=dtype)
     out = b.map(steps, operands, suffix)
     out.small = small

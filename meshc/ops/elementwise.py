@@ -139,6 +139,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isinf": np.isinf,
     "cast": lambda x: x,
     "clip": np.clip,
+    # As ONNX Runtime rounds to integers: what is no number becomes the smallest one.
+    "saturate": lambda x, low, high: np.fmin(np.fmax(x, low), high),
 }
 
 

@@ -124,6 +124,8 @@ def _call(fn: str, v: list[Any]) -> Any:
     }  # fmt: skip
     if fn == "cast":
         return v[0]
+    if fn == "saturate":
+        return np.where(np.isnan(v[0]), v[1], np.clip(v[0], v[1], v[2]))
     if fn == "reciprocal":
         return 1 / v[0]
     if fn == "silu":

@@ -186,7 +186,7 @@ def apply(fn: str, arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     return ops.evaluate(op, [np.asarray(a) for a in arrays], ranges, tuple(map(range, shape)))
 
 
-CODES = ("e2m1", "fp4", "nf4")  # tables; the last two in tests/frontend/test_quantised.py
+CODES = ("e2m1", "fp4", "nf4", "saturate")  # the last three in tests/frontend/test_quantised.py
 
 
 def test_four_bit_floats() -> None:
