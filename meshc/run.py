@@ -35,6 +35,9 @@ class Tensors(Mapping[str, np.ndarray]):
         found: np.ndarray = self._data.read(name)
         return found
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._given or name in self._data.consts
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._given)
 

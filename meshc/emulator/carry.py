@@ -29,15 +29,16 @@ def prepare(memory: Memory, posts: Sequence[Recv]) -> None:
 
 def execute(memory: Memory, ops: Mapping[str, Op], action: Kernel | Copy | Combine) -> None:
     """Run a local action on the memory."""
+    memory.begin()
     if isinstance(action, Kernel):
         if action.output.elements:
-            arrays = [memory.view(v) for v in action.inputs]
+            arrays = [memory.read(v) for v in action.inputs]
             op, ranges = ops[action.op], action.ranges
             memory.write(action.output, op_records.evaluate(op, arrays, ranges[:-1], ranges[-1]))
     elif isinstance(action, Copy):
-        memory.write(action.destination, memory.view(action.source))
+        memory.write(action.destination, memory.read(action.source))
     else:
-        a, b = memory.view(action.destination), memory.view(action.source)
+        a, b = memory.read(action.destination), memory.read(action.source)
         memory.write(action.destination, combine(action.combine, a, b))
 
 

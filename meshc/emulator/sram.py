@@ -3,14 +3,18 @@ beginning and which outputs lie in them at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import mmap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from meshc.emulator import resident
+from meshc.emulator.resident import Budget, Shard, Shards, Sources
 from meshc.errors import InputError, InvariantError
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.dtypes import NUMPY
@@ -22,35 +26,110 @@ POISON = np.uint16(0xFFF1)
 
 
 class Memory:
-    """The SRAM of one core; grows to the highest address used, at most `limit_bytes`."""
+    """The SRAM of one core; grows to the highest address used, at most `limit_bytes`.
 
-    __slots__ = ("_bytes", "limit_bytes", "name")
+    shards: weights that are read when something looks at them; their bytes take no memory before.
+    """
 
-    def __init__(self, name: str, limit_bytes: int, size_bytes: int = 0) -> None:
+    __slots__ = ("_bytes", "_filled", "_map", "limit_bytes", "name", "shards")
+
+    def __init__(
+        self,
+        name: str,
+        limit_bytes: int,
+        size_bytes: int = 0,
+        shards: Shards | None = None,
+        spared: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """spared: disjoint ascending intervals of bytes that shards will fill."""
         self.name = name
         self.limit_bytes = limit_bytes
-        self._bytes = self._garbage(min(size_bytes, limit_bytes))
+        self.shards = shards
+        self._map: mmap.mmap | None = None
+        size = min(size_bytes, limit_bytes)
+        if shards is None:
+            self._bytes = self._garbage(size)
+        else:  # pages of the operating system exist from the first write on
+            self._map = mmap.mmap(-1, limit_bytes + limit_bytes % 2)
+            self._bytes = np.frombuffer(self._map, np.uint8)
+            at = 0
+            for start, end in (*spared, (size, size)):
+                self._spoil(at, min(start, size))
+                at = end
+        self._filled = size if shards is not None else self._bytes.size
 
     @staticmethod
     def _garbage(size: int) -> np.ndarray:
         return np.full((size + 1) // 2, POISON, dtype=np.uint16).view(np.uint8)
 
-    def view(self, view: View) -> np.ndarray:
-        """The view's elements as a writable array over this memory."""
+    def _spoil(self, start: int, end: int) -> None:
+        """Bytes [start, end) as if never written."""
+        if end > start:
+            skip = start % 2
+            self._bytes[start:end] = self._garbage(end - start + skip)[skip : end - start + skip]
+
+    def _array(self, view: View, writes: bool) -> np.ndarray:
         dtype = NUMPY[view.dtype]
-        end = view.address + prod(view.extent) * dtype.itemsize
-        if view.address < 0 or end > self.limit_bytes:
+        start = view.address
+        end = start + prod(view.extent) * dtype.itemsize
+        if start < 0 or end > self.limit_bytes:
             raise InvariantError(
-                f"Core {self.name} uses bytes [{view.address}, {end}) of its SRAM, which has "
+                f"Core {self.name} uses bytes [{start}, {end}) of its SRAM, which has "
                 f"{self.limit_bytes}."
             )
-        if end > self._bytes.size:
-            more = self._garbage(min(max(end, 2 * self._bytes.size), self.limit_bytes))
-            more[: self._bytes.size] = self._bytes
-            self._bytes = more
-        array = self._bytes[view.address : end].view(dtype).reshape(view.extent)
+        if end > self._filled:
+            size = min(max(end, 2 * self._filled), self.limit_bytes)
+            if self._map is None:
+                more = self._garbage(size)
+                more[: self._bytes.size] = self._bytes
+                self._bytes = more
+                size = more.size
+            else:
+                self._spoil(self._filled, size)
+            self._filled = size
+        if self.shards is not None:
+            (self.shards.claim if writes else self.shards.look)(start, end)
+        array = self._bytes[start:end].view(dtype).reshape(view.extent)
         index: Any = (*(slice(r.start, r.stop, r.step) for r in view.ranges), ...)
         return np.asarray(array[index])
+
+    def view(self, view: View) -> np.ndarray:
+        """The view's elements as a writable array over this memory."""
+        return self._array(view, True)
+
+    def read(self, view: View) -> np.ndarray:
+        """The view's elements as an array over this memory that is good for one action and is not
+        written to."""
+        return self._array(view, False)
+
+    def begin(self) -> None:
+        """Another action of a core begins."""
+        if self.shards is not None:
+            self.shards.budget.tick += 1
+
+    def defer(self, view: View, part: Callable[[], np.ndarray]) -> None:
+        """The view will hold what `part` returns, which is asked when something looks at it."""
+        shards = self.shards
+        start, end = view.span
+        if shards is None or end > self.limit_bytes or shards.overlaps(start, end):
+            self.begin()
+            self.write(view, part())
+            return
+
+        def fill() -> None:
+            self._spoil(start, end)
+            array = self._bytes[start:end].view(NUMPY[view.dtype]).reshape(view.extent)
+            index: Any = (*(slice(r.start, r.stop, r.step) for r in view.ranges), ...)
+            array[index] = part().astype(array.dtype, copy=False)
+
+        shards.add(Shard(start, end, fill, lambda: self._release(start, end)))
+
+    def _release(self, start: int, end: int) -> None:
+        """Give whole pages within [start, end) back to the operating system."""
+        page = mmap.PAGESIZE
+        first, last = -(-start // page) * page, end // page * page
+        if last > first and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def write(self, view: View, value: np.ndarray) -> None:
         """Store a value, rounded to the view's dtype."""
@@ -64,7 +143,8 @@ class Memory:
 
     def read_bytes(self, view: View) -> np.ndarray:
         """A copy of the view's elements, row-major, as bytes."""
-        return np.array(self.view(view), order="C").reshape(-1).view(np.uint8)
+        self.begin()
+        return np.array(self.read(view), order="C").reshape(-1).view(np.uint8)
 
     def write_bytes(self, view: View, data: np.ndarray) -> None:
         """Store the bytes of row-major elements."""
@@ -112,12 +192,8 @@ def load(
     state: memories that an earlier step of the same model left behind; weights and caches are in
     them already, and only the step's own inputs and constants are loaded.
     """
-    size = memory_bytes(program)
-    memories = state or {
-        core: Memory(f"({core.row},{core.col})", chip.core.sram_bytes, size)
-        for region in program.regions.values()
-        for core in (region.core(r, c) for r in range(region.rows) for c in range(region.cols))
-    }
+    memories = state or _fresh(program, chip)
+    sources = Sources(tensors)
     for name, buffer_name, region_name, layer in program.load:
         buffer, region = program.buffers[buffer_name], program.regions[region_name]
         if state is not None and buffer.kind in ("weight", "kv"):
@@ -127,21 +203,82 @@ def load(
                 f"The program loads '{name}' into buffer '{buffer_name}', but no tensor of that "
                 "name is given; give every input of the model."
             )
+        grid = (region.rows, region.cols)
+        if _deferred(program, buffer, grid):
+            for r in range(region.rows):
+                for c in range(region.cols):
+                    shard = partial(_part, sources, name, buffer, (r, c), grid)
+                    view = lane_view(buffer, layer, (r, c), grid)
+                    memories[region.core(r, c)].defer(view, shard)
+            continue
         data = tensors[name]
         if buffer.kind == "kv":
             buffer = replace(buffer, shape=_past_shape(buffer, data))
-        if tuple(data.shape) != tuple(buffer.shape):
-            raise InputError(
-                f"The tensor '{name}' has shape {tuple(data.shape)}, but the program was compiled "
-                f"for {tuple(buffer.shape)}; give that shape or compile again."
-            )
-        grid = (region.rows, region.cols)
+        _check_shape(name, data, buffer)
         for r in range(region.rows):
             for c in range(region.cols):
                 part = np.asarray(data[lane_slices(buffer, (r, c), grid)])
                 view = lane_view(buffer, layer, (r, c), grid)
                 memories[region.core(r, c)].write(view, part)
     return memories
+
+
+def _check_shape(name: str, data: np.ndarray, buffer: Buffer) -> None:
+    if tuple(data.shape) != tuple(buffer.shape):
+        raise InputError(
+            f"The tensor '{name}' has shape {tuple(data.shape)}, but the program was compiled "
+            f"for {tuple(buffer.shape)}; give that shape or compile again."
+        )
+
+
+def _part(
+    sources: Sources, name: str, buffer: Buffer, lane: tuple[int, int], grid: tuple[int, int]
+) -> np.ndarray:
+    """A lane's shard of a tensor."""
+    data = sources[name]
+    _check_shape(name, data, buffer)
+    return np.asarray(data[lane_slices(buffer, lane, grid)])
+
+
+def _deferred(program: Program, buffer: Buffer, grid: tuple[int, int]) -> bool:
+    """Whether a buffer's shards are read only when something looks at them: large weights."""
+    if buffer.kind != "weight":
+        return False
+    start, end = lane_view(buffer, 0, (0, 0), grid).span
+    return end - start >= resident.LEAST_BYTES
+
+
+def _fresh(program: Program, chip: ChipSpec) -> dict[Coord, Memory]:
+    """The memories of all cores in regions, with nothing in them."""
+    size = memory_bytes(program)
+    budget = Budget()
+    found: dict[Coord, Memory] = {}
+    spared: dict[str, list[tuple[int, int]]] = {name: [] for name in program.regions}
+    for _, buffer_name, region_name, layer in program.load:
+        buffer, region = program.buffers[buffer_name], program.regions[region_name]
+        grid = (region.rows, region.cols)
+        if _deferred(program, buffer, grid):
+            spared[region_name].append(lane_view(buffer, layer, (0, 0), grid).span)
+    for name, region in program.regions.items():
+        gaps = _joined(spared[name])
+        for r in range(region.rows):
+            for c in range(region.cols):
+                core = region.core(r, c)
+                shards = Shards(budget) if gaps else None
+                label = f"({core.row},{core.col})"
+                found[core] = Memory(label, chip.core.sram_bytes, size, shards, gaps)
+    return found
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The union of intervals, ascending and disjoint."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
 
 
 def _past_shape(buffer: Buffer, data: np.ndarray) -> tuple[int, ...]:
