@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,13 @@ import numpy as np
 from meshc.errors import InputError
 from meshc.frontend import rounding
 from meshc.frontend.reader import Model, Port
+from meshc.frontend.weights import external_bytes
 from meshc.ir.dtypes import NUMPY
 
 PLAIN = "onnxruntime"
 WIDENED = "onnxruntime, graph widened to fp32"
 _BF16, _FP32 = 16, 1
+_LARGE = 1 << 28  # bytes of external weights from which ONNX Runtime must spare memory
 
 
 def run_oracle(model: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
@@ -91,9 +92,15 @@ def _open(model: Model, sign: int = 0) -> tuple[Any, str]:
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     if rounding.dequantises(model.proto):
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if sum(map(external_bytes, model.proto.graph.initializer)) >= _LARGE:
+        # Weights are mapped from their files and widened when used, not all at the beginning.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.disable_prepacking", "1")
     proto, name = model.proto, PLAIN
     if _has_bf16(model):
-        proto, name = widened(proto, model.path.parent), WIDENED
+        proto, name = widened(proto), WIDENED
     written = rounding.as_written(proto)
     if written is not None:
         proto, name = written, f"{name}, activations not rounded"
@@ -131,14 +138,13 @@ def _has_bf16(model: Model) -> bool:
     return False
 
 
-def widened(given: Any, folder: Path) -> Any:
-    """A ModelProto with every bf16 replaced by fp32. folder: of its external data."""
+def widened(given: Any) -> Any:
+    """A ModelProto with every bf16 replaced by fp32. Weights stay what and where they are, and a
+    Cast widens each: a copy could exceed the 2 GiB that a protobuf may have."""
     import onnx
-    from onnx.external_data_helper import load_external_data_for_model
 
     proto = onnx.ModelProto()
     proto.CopyFrom(given)
-    load_external_data_for_model(proto, str(folder))
     _widen_graph(proto.graph)
     for function in proto.functions:
         _widen_nodes(function.node)
@@ -146,12 +152,25 @@ def widened(given: Any, folder: Path) -> Any:
 
 
 def _widen_graph(graph: Any) -> None:
-    for tensor in graph.initializer:
-        _widen_tensor(tensor)
+    from onnx import helper
+
     for info in (*graph.input, *graph.output, *graph.value_info):
         if info.type.tensor_type.elem_type == _BF16:
             info.type.tensor_type.elem_type = _FP32
     _widen_nodes(graph.node)
+    casts = []
+    for tensor in graph.initializer:
+        if tensor.data_type == _BF16:
+            name, tensor.name = tensor.name, f"{tensor.name}::bf16"
+            casts.append(helper.make_node("Cast", [tensor.name], [name], f"{name}::widen", to=1))
+    if casts:
+        own = {cast.output[0] for cast in casts}
+        inputs = [v for v in graph.input if v.name not in own]
+        del graph.input[:]
+        graph.input.extend(inputs)
+        nodes = list(graph.node)
+        del graph.node[:]
+        graph.node.extend((*casts, *nodes))
 
 
 def _widen_nodes(nodes: Any) -> None:

@@ -225,6 +225,11 @@ def read_packed(model: Model, tensor: Any) -> np.ndarray:
     return packed(unpacked(flat, bits, False)[: prod(shape)].reshape(shape), bits)
 
 
+def external_bytes(tensor: Any) -> int:
+    """Bytes of a tensor in another file."""
+    return tensor_bytes(tensor) if is_external(tensor) else 0
+
+
 def read_tensor(model: Model, tensor: Any) -> np.ndarray:
     """A TensorProto's elements; external data is memory-mapped. InputError where it is absent."""
     dtype = NUMPY[DTYPES[tensor.data_type]]

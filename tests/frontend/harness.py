@@ -227,7 +227,7 @@ def _answers(path: Path, feeds: list[dict[str, np.ndarray]], oracle: str) -> lis
     proto = onnx.load(path)
     bf16 = {i.name for i in (*proto.graph.input, *proto.graph.initializer)
             if TYPES["bf16"] in (getattr(i, "data_type", 0), _elem(i))}  # fmt: skip
-    data = widened(proto, path.parent).SerializeToString() if bf16 else path.read_bytes()
+    data = widened(proto).SerializeToString() if bf16 else path.read_bytes()
     runner = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     results = []
     for f in feeds:
