@@ -1,0 +1,279 @@
+"""Messages on a network with finite buffers: the state of `meshc.emulator.router` for a chip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshc.emulator import router as rules
+from meshc.emulator.batch import Batch, Times
+from meshc.emulator.network import cycle_limit_error
+from meshc.emulator.router import PACE, State, advance
+from meshc.errors import InputError
+from meshc.ir.chip import ChipSpec
+
+NEWS_ROOM = 4096
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Cycles of a router's parts, from what a chip spec says.
+
+    A hop of 4 cycles is allocation of a channel, allocation of the switch, the switch and the
+    link; body flits take the last three. With 3, the first two run at the same time (speculation);
+    with 5 or more, a head is routed in a cycle of its own; with 2 or 1, the switch is as much
+    faster. What is beyond 5 is wire. A credit goes back through the wire and is counted one cycle
+    later, by speculating routers at once.
+
+    reach: from allocation of the switch to arrival in the next router (body flits).
+    back: from there to use of the credit.   eject: from allocation of the switch to the core.
+    inject: from core to router.   late: to add to arrivals, where ramps are shorter than a router.
+    """
+
+    speculate: bool
+    route: int
+    reach: int
+    back: int
+    inject: int
+    eject: int
+    late: int
+
+    @staticmethod
+    def of(hop: int, ramps: tuple[int, int]) -> Timing:
+        ahead = min(max(hop - 3, 0), 2)  # stages that only heads take
+        reach = max(hop - ahead, 1)
+        back = max(reach - 1, 1) if ahead == 0 else reach
+        into = max(ramps[0] - max(ahead, 1), 1)
+        out = max(ramps[1] + max(ahead, 1) - ahead, 1)
+        late = sum(ramps) - (into + ahead + out)
+        return Timing(ahead == 0, max(ahead - 1, 0), reach, back, into, out, late)
+
+
+def _whole(chip: ChipSpec, name: str, value: float) -> int:
+    if value != int(value):
+        raise InputError(
+            f"Chip '{chip.name}' has {name} = {value:g}, but a network with finite buffers works "
+            "in whole cycles; give a whole number, or buffer_flits = 0."
+        )
+    return int(value)
+
+
+def _turns() -> NDArray[np.int8]:
+    table = np.zeros((5, 32), np.int8)
+    for start in range(5):
+        for mask in range(1, 32):
+            table[start, mask] = next(
+                bit for k in range(5) if mask >> (bit := (start + k) % 5) & 1
+            )
+    return table
+
+
+def flit_bytes(chip: ChipSpec) -> float:
+    """Bytes that cross a link together; flits narrower than a link cross it side by side."""
+    noc = chip.noc
+    return max(noc.flit_bytes or noc.link_bytes_per_cycle, noc.link_bytes_per_cycle)
+
+
+def flits_of(chip: ChipSpec, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Flits of messages of so many bytes."""
+    return np.maximum(1, np.ceil(sizes / flit_bytes(chip))).astype(np.int32)
+
+
+def neighbours(chip: ChipSpec) -> NDArray[np.int32]:
+    """Of each core and direction (east, west, south, north) the neighbour, -1 at an edge."""
+    rows, cols = chip.rows, chip.cols
+    row, col = np.divmod(np.arange(rows * cols), cols)
+    ends = np.full((rows * cols, 4), -1, np.int32)
+    for direction, (down, across) in enumerate(((0, 1), (0, -1), (1, 0), (-1, 0))):
+        to_row, to_col = row + down, col + across
+        inside = (0 <= to_row) & (to_row < rows) & (0 <= to_col) & (to_col < cols)
+        inside |= chip.noc.topology == "torus"
+        ends[inside, direction] = (to_row % rows * cols + to_col % cols)[inside]
+    return ends
+
+
+def make_state(chip: ChipSpec, batch: Batch) -> State:
+    """The network at cycle 0 with all messages at their sources."""
+    noc = chip.noc
+    if noc.virtual_channels > 62:
+        raise InputError(
+            f"Chip '{chip.name}' has {noc.virtual_channels} virtual channels, but a network with "
+            "finite buffers is emulated with at most 62; lower noc.virtual_channels."
+        )
+    hop = _whole(chip, "noc.hop_cycles", noc.hop_cycles)
+    ramps = [_whole(chip, "noc.ramp_cycles", r) for r in noc.ramp_cycles]
+    timing = Timing.of(hop, (ramps[0], ramps[1]))
+    flit = flit_bytes(chip)
+    plane = chip.rows * chip.cols
+    routers = noc.networks * plane
+    channels = noc.virtual_channels
+    shift = (channels - 1).bit_length()
+    depth = max(1, int(noc.buffer_flits * (noc.flit_bytes or flit) / flit))
+
+    links = np.zeros(routers * 9, rules.LINK)
+    ports = np.zeros(routers * 8, rules.PORT)
+    slots = np.zeros((routers * 9) << shift, rules.SLOT)
+    links["open"] = (1 << channels) - 1
+    links["pace"] = PACE
+    links["reach"] = timing.reach
+    links["back"] = timing.back
+    links["first_buffer"] = -1
+    slots["credits"] = depth
+    ends = neighbours(chip)
+    number = np.arange(routers)
+    for direction in range(4):
+        end = np.tile(ends[:, direction], noc.networks)
+        real = number[end >= 0]
+        link = real * 8 + direction
+        port = (end[end >= 0] + real // plane * plane) * 8 + (direction ^ 1)
+        links["first_buffer"][link] = port << shift
+        ports["link"][port] = link
+    _seams(chip, timing, flit, depth, links, slots, ends)
+    out, into = number * 8 + 4, routers * 8 + number
+    links["reach"][out] = timing.eject
+    links["pace"][out] = _pace(flit, noc.eject_bytes_per_cycle or noc.link_bytes_per_cycle)
+    links["reach"][into] = links["back"][into] = timing.inject
+    links["pace"][into] = _pace(flit, noc.inject_bytes_per_cycle or noc.link_bytes_per_cycle)
+    links["first_buffer"][into] = out << shift
+    ports["link"][out] = into
+
+    table = np.zeros(routers, rules.ROUTER)
+    table["row"], table["col"] = np.divmod(number % plane, chip.cols)
+    table["rows"], table["cols"] = chip.rows, chip.cols
+    table["wraps"] = noc.topology == "torus"
+    odd = number // plane % 2
+    table["row_first"] = 1 - odd if noc.one_way else 1
+    table["sense"] = 1 - 2 * odd if noc.one_way and noc.topology == "torus" else 0
+    table["message"], table["channel"] = -1, channels - 1
+    buffers = np.zeros((routers * 8) << shift, rules.BUFFER)
+    buffers["first"] = -1
+    messages, queue, wake = _messages(chip, batch, plane, table)
+
+    wheel = 1 << int((links["reach"] + links["back"]).max() + 3).bit_length()
+    numbers = np.zeros(rules.NUMBERS, np.int64)
+    numbers[rules.ROUTERS], numbers[rules.CHANNELS], numbers[rules.SHIFT] = routers, channels, shift
+    numbers[rules.SPECULATE], numbers[rules.ROUTE_CYCLES] = timing.speculate, timing.route
+    numbers[rules.PACED] = bool((links["pace"] != PACE).any())
+    numbers[rules.WHEEL] = wheel
+
+    def room(*shape: int) -> NDArray[np.int32]:
+        return np.zeros(shape, np.int32)
+
+    state = State(
+        numbers=numbers,
+        turns=_turns(),
+        messages=messages,
+        queue=queue,
+        wake=wake,
+        links=links,
+        routers=table,
+        ports=ports,
+        crosses=np.zeros(routers * 64, rules.CROSS),
+        slots=slots,
+        buffers=buffers,
+        router_list=room(routers),
+        link_list=room(routers * 5),
+        source_list=room(routers),
+        fresh=room(routers * 5 * channels),
+        guess=room(routers * 5),
+        news=room(NEWS_ROOM + routers),
+        sleep_time=np.zeros(routers + 1, np.int64),
+        sleeper=room(routers + 1),
+        counts=room(4, wheel),
+        flits=room(wheel, routers * 5, 2),
+        credits=room(wheel, routers * 6),
+        tails=room(wheel, routers),
+        routes=room(wheel, routers * 10 if timing.route else 1),
+    )
+    for source in np.flatnonzero(table["place"] < table["place_end"]):
+        rules.offer_next(state, int(source), -1)
+    return state
+
+
+def _pace(flit: float, rate: float) -> int:
+    """Time of a flit; a port that is faster than a link takes a flit per cycle."""
+    return max(PACE, round(flit / rate * PACE))
+
+
+def _seams(
+    chip: ChipSpec,
+    timing: Timing,
+    flit: float,
+    depth: int,
+    links: rules.Records,
+    slots: rules.Records,
+    ends: NDArray[np.int32],
+) -> None:
+    """Links between chips have their own rate and length, and buffers for their round trip."""
+    noc, seams = chip.noc, chip.seams
+    plane = chip.rows * chip.cols
+    links["pace"] = _pace(flit, noc.link_bytes_per_cycle)
+    if seams is None:
+        return
+    row, col = np.divmod(np.arange(plane), chip.cols)
+    place = row // seams.rows * chip.cols + col // seams.cols
+    extra = max(0, _whole(chip, "seams.hop_cycles", seams.hop_cycles) - int(noc.hop_cycles))
+    shift = (noc.virtual_channels - 1).bit_length()
+    for network in range(noc.networks):
+        for direction in range(4):
+            end = ends[:, direction]
+            cut = np.flatnonzero((end >= 0) & (place != place[end]))
+            link = (network * plane + cut) * 8 + direction
+            links["pace"][link] = _pace(flit, seams.link_bytes_per_cycle)
+            links["reach"][link] += extra
+            links["back"][link] += extra
+            for one in link:
+                slots["credits"][one << shift : (one + 1) << shift] = depth + 2 * extra
+
+
+def _messages(
+    chip: ChipSpec, batch: Batch, plane: int, table: rules.Records
+) -> tuple[rules.Records, NDArray[np.int32], NDArray[np.int32]]:
+    messages = np.zeros(len(batch), rules.MESSAGE)
+    messages["ready"] = batch.ready
+    messages["inject"] = messages["arrive"] = -1
+    messages["router"] = batch.network * plane + batch.source
+    messages["target"] = batch.network * plane + batch.target
+    messages["flits"] = flits_of(chip, batch.bytes)
+    messages["behind"] = -1
+    queue, starts = batch.queues(plane)
+    used = len(starts) - 1
+    table["place"][:used], table["place_end"][:used] = starts[:-1], starts[1:]
+    wake = np.zeros(1, np.int32)
+    if len(batch.later):
+        wake, starts, messages["waits"] = batch.wakes()
+        messages["wake_start"], messages["wake_end"] = starts[:-1], starts[1:]
+    return messages, queue, wake
+
+
+def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> Times:
+    """Send a batch through a chip's network with finite buffers."""
+    state = make_state(chip, batch)
+    numbers = state.numbers
+    until = (1 << 62) if cycle_limit is None else cycle_limit + 1
+    while advance(state, until, NEWS_ROOM):
+        numbers[rules.NEWS_COUNT] = 0
+        if numbers[rules.NOW] >= until:
+            raise cycle_limit_error(cycle_limit or 0)
+    messages = state.messages
+    shape = (chip.noc.networks, chip.rows, chip.cols)
+    routers = int(numbers[rules.ROUTERS])
+    busy = state.links["carried"] * (state.links["pace"] / PACE)
+    out = busy[: routers * 8].reshape(*shape, 8)
+    arrive = messages["arrive"]
+    arrive[arrive >= 0] += _late(chip)
+    return Times(
+        messages["inject"],
+        arrive,
+        out[..., :4].copy(),
+        busy[routers * 8 :].reshape(shape).copy(),
+        out[..., 4].copy(),
+        int(numbers[rules.INJECTED] - numbers[rules.DELIVERED]),
+    )
+
+
+def _late(chip: ChipSpec) -> int:
+    noc = chip.noc
+    return Timing.of(int(noc.hop_cycles), (int(noc.ramp_cycles[0]), int(noc.ramp_cycles[1]))).late
