@@ -17,14 +17,14 @@ def compiled(function: F) -> F:
     """The function as machine code. It is kept beside the source, or where that folder cannot be
     written in the user's cache folder, or where neither can, for this process only."""
     try:
-        return cast(F, numba.njit(cache=True)(function))
+        return cast(F, numba.njit(cache=True, _nrt=False)(function))
     except RuntimeError:  # numba found no folder that it may write
-        return cast(F, numba.njit(function))
+        return cast(F, numba.njit(_nrt=False)(function))
 
 
 def inlined(function: F) -> F:
     """As `compiled`, and part of each function that calls it."""
-    return cast(F, numba.njit(forceinline=True)(function))
+    return cast(F, numba.njit(forceinline=True, _nrt=False)(function))
 
 
 @intrinsic

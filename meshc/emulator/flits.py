@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshc.emulator import router as rules
+from meshc.emulator import router_state as rules
+from meshc.emulator.router import advance, offer_next
 from meshc.emulator.batch import Batch, Times
 from meshc.emulator.network import cycle_limit_error
-from meshc.emulator.router import PACE, State, advance
+from meshc.emulator.router_state import NONE, PACE, State
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
 
@@ -60,11 +61,11 @@ def _whole(chip: ChipSpec, name: str, value: float) -> int:
     return int(value)
 
 
-def _turns() -> NDArray[np.int8]:
-    table = np.zeros((5, 32), np.int8)
+def _turns() -> NDArray[np.uint8]:
+    table = np.zeros(5 * 32, np.uint8)
     for start in range(5):
         for mask in range(1, 32):
-            table[start, mask] = next(
+            table[start << 5 | mask] = next(
                 bit for k in range(5) if mask >> (bit := (start + k) % 5) & 1
             )
     return table
@@ -94,8 +95,9 @@ def neighbours(chip: ChipSpec) -> NDArray[np.int32]:
     return ends
 
 
-def make_state(chip: ChipSpec, batch: Batch) -> State:
-    """The network at cycle 0 with all messages at their sources."""
+def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
+    """The network at cycle 0 with all messages at their sources, and which message of the batch
+    each of the state's messages is."""
     noc = chip.noc
     if noc.virtual_channels > 62:
         raise InputError(
@@ -119,8 +121,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> State:
     links["pace"] = PACE
     links["reach"] = timing.reach
     links["back"] = timing.back
-    links["first_buffer"] = -1
-    slots["credits"] = depth
+    slots["credits"], slots["owner"] = depth, NONE
     ends = neighbours(chip)
     number = np.arange(routers)
     for direction in range(4):
@@ -146,27 +147,26 @@ def make_state(chip: ChipSpec, batch: Batch) -> State:
     odd = number // plane % 2
     table["row_first"] = 1 - odd if noc.one_way else 1
     table["sense"] = 1 - 2 * odd if noc.one_way and noc.topology == "torus" else 0
-    table["message"], table["channel"] = -1, channels - 1
+    table["channel"] = channels - 1
     buffers = np.zeros((routers * 8) << shift, rules.BUFFER)
-    buffers["first"] = -1
-    messages, queue, wake = _messages(chip, batch, plane, table)
+    buffers["first"] = NONE
+    order, messages, wake = _messages(chip, batch, plane, table)
 
     wheel = 1 << int((links["reach"] + links["back"]).max() + 3).bit_length()
-    numbers = np.zeros(rules.NUMBERS, np.int64)
-    numbers[rules.ROUTERS], numbers[rules.CHANNELS], numbers[rules.SHIFT] = routers, channels, shift
-    numbers[rules.SPECULATE], numbers[rules.ROUTE_CYCLES] = timing.speculate, timing.route
-    numbers[rules.PACED] = bool((links["pace"] != PACE).any())
-    numbers[rules.WHEEL] = wheel
+    clock = np.zeros(1, rules.CLOCK)
+    clock["routers"], clock["channels"], clock["shift"] = routers, channels, shift
+    clock["speculate"], clock["route_cycles"] = timing.speculate, timing.route
+    clock["paced"], clock["wheel"] = bool((links["pace"] != PACE).any()), wheel
 
-    def room(*shape: int) -> NDArray[np.int32]:
-        return np.zeros(shape, np.int32)
+    def room(size: int) -> NDArray[np.uint32]:
+        return np.zeros(size, np.uint32)
 
     state = State(
-        numbers=numbers,
+        clock=clock,
         turns=_turns(),
         messages=messages,
-        queue=queue,
         wake=wake,
+        flights=np.zeros(0, rules.FLIGHT),
         links=links,
         routers=table,
         ports=ports,
@@ -179,17 +179,35 @@ def make_state(chip: ChipSpec, batch: Batch) -> State:
         fresh=room(routers * 5 * channels),
         guess=room(routers * 5),
         news=room(NEWS_ROOM + routers),
+        chosen=room(64),
         sleep_time=np.zeros(routers + 1, np.int64),
         sleeper=room(routers + 1),
-        counts=room(4, wheel),
-        flits=room(wheel, routers * 5, 2),
-        credits=room(wheel, routers * 6),
-        tails=room(wheel, routers),
-        routes=room(wheel, routers * 10 if timing.route else 1),
+        flit_count=room(wheel),
+        flit_buffer=room(wheel * routers * 8),
+        flit_flight=room(wheel * routers * 8),
+        credit_count=room(wheel),
+        credit_slot=room(wheel * routers * 8),
+        tail_count=room(wheel),
+        tail_flight=room(wheel * routers),
+        route_count=room(wheel),
+        route_buffer=room(wheel * routers * 16 if timing.route else 1),
     )
     for source in np.flatnonzero(table["place"] < table["place_end"]):
-        rules.offer_next(state, int(source), -1)
-    return state
+        offer_next(state, int(source), -1)
+    return order, more_flights(state)
+
+
+def more_flights(state: State) -> State:
+    """A state with room for more messages in the network."""
+    clock = state.clock[0]
+    have = len(state.flights)
+    new = max(4 * int(clock["routers"]), have)
+    flights = np.concatenate([state.flights, np.zeros(new, rules.FLIGHT)])
+    flights["behind"][have:] = np.arange(have + 1, have + new + 1)
+    flights["behind"][-1] = clock["free_flight"] if clock["free_flights"] else NONE
+    clock["free_flight"] = have
+    clock["free_flights"] += new
+    return state._replace(flights=flights)
 
 
 def _pace(flit: float, rate: float) -> int:
@@ -230,47 +248,53 @@ def _seams(
 
 def _messages(
     chip: ChipSpec, batch: Batch, plane: int, table: rules.Records
-) -> tuple[rules.Records, NDArray[np.int32], NDArray[np.int32]]:
+) -> tuple[NDArray[np.int32], rules.Records, NDArray[np.uint32]]:
+    order, starts = batch.queues(plane)
     messages = np.zeros(len(batch), rules.MESSAGE)
-    messages["ready"] = batch.ready
+    messages["ready"] = batch.ready[order]
     messages["inject"] = messages["arrive"] = -1
-    messages["router"] = batch.network * plane + batch.source
-    messages["target"] = batch.network * plane + batch.target
-    messages["flits"] = flits_of(chip, batch.bytes)
-    messages["behind"] = -1
-    queue, starts = batch.queues(plane)
+    messages["router"] = (batch.network * plane + batch.source)[order]
+    messages["target"] = (batch.network * plane + batch.target)[order]
+    messages["flits"] = flits_of(chip, batch.bytes)[order]
     used = len(starts) - 1
     table["place"][:used], table["place_end"][:used] = starts[:-1], starts[1:]
-    wake = np.zeros(1, np.int32)
+    wake = np.zeros(1, np.uint32)
     if len(batch.later):
-        wake, starts, messages["waits"] = batch.wakes()
-        messages["wake_start"], messages["wake_end"] = starts[:-1], starts[1:]
-    return messages, queue, wake
+        place = np.empty(len(batch), np.uint32)
+        place[order] = np.arange(len(batch))
+        later, starts, waits = batch.wakes()
+        wake, messages["waits"] = place[later], waits[order]
+        messages["wake_start"], messages["wake_end"] = starts[:-1][order], starts[1:][order]
+    return order, messages, wake
 
 
 def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> Times:
     """Send a batch through a chip's network with finite buffers."""
-    state = make_state(chip, batch)
-    numbers = state.numbers
+    order, state = make_state(chip, batch)
+    clock = state.clock[0]
     until = (1 << 62) if cycle_limit is None else cycle_limit + 1
     while advance(state, until, NEWS_ROOM):
-        numbers[rules.NEWS_COUNT] = 0
-        if numbers[rules.NOW] >= until:
+        clock["news_count"] = 0
+        if clock["free_flights"] < clock["routers"]:
+            state = more_flights(state)
+        elif clock["now"] >= until:
             raise cycle_limit_error(cycle_limit or 0)
-    messages = state.messages
+    inject = np.empty(len(batch), np.int64)
+    arrive = np.empty(len(batch), np.int64)
+    inject[order] = state.messages["inject"]
+    arrive[order] = state.messages["arrive"]
+    arrive[arrive >= 0] += _late(chip)
     shape = (chip.noc.networks, chip.rows, chip.cols)
-    routers = int(numbers[rules.ROUTERS])
+    routers = int(clock["routers"])
     busy = state.links["carried"] * (state.links["pace"] / PACE)
     out = busy[: routers * 8].reshape(*shape, 8)
-    arrive = messages["arrive"]
-    arrive[arrive >= 0] += _late(chip)
     return Times(
-        messages["inject"],
+        inject,
         arrive,
         out[..., :4].copy(),
         busy[routers * 8 :].reshape(shape).copy(),
         out[..., 4].copy(),
-        int(numbers[rules.INJECTED] - numbers[rules.DELIVERED]),
+        int(clock["injected"] - clock["delivered"]),
     )
 
 

@@ -20,152 +20,15 @@ same cycle, and then wastes its turn if it gets the switch without the channel. 
 pass on when they were used. This is separable allocation with one iteration (McKeown, The iSLIP
 scheduling algorithm for input-queued switches, 1999) in the router of Dally and Towles, Principles
 and Practices of Interconnection Networks, chapters 16 and 17.
-
-Indices: link = router · 8 + output; port = router · 8 + input; the links of cores into their
-routers follow behind, `routers · 8 + router`; cross = link · 8 + input; buffer = port · 2^shift +
-channel; slot = link · 2^shift + channel, which is the buffer downstream as its sender sees it.
 """
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator.compiled import compiled, inlined, lowest
-
-Records = Any  # a structured array; numba's records have fields as attributes
-
-IDLE, WAITING, FRESH, BODY = 0, 1, 2, 3  # states of a buffer; FRESH: the head has a channel
-FLIT, CREDIT, TAIL, ROUTE = 0, 1, 2, 3  # what travels on the wheel
-PACE = 1 << 20  # one cycle, where links keep count of fractions
-
-# What is in `numbers`.
-(
-    ROUTERS,
-    CHANNELS,
-    SHIFT,
-    SPECULATE,
-    ROUTE_CYCLES,
-    PACED,
-    WHEEL,
-    NOW,
-    ROUTER_COUNT,
-    LINK_COUNT,
-    SOURCE_COUNT,
-    FRESH_COUNT,
-    GUESS_COUNT,
-    NEWS_COUNT,
-    SLEEPERS,
-    INJECTED,
-    DELIVERED,
-    NUMBERS,
-) = range(18)
-
-# ready, inject, arrive: cycles.   router, target: where it starts and ends.   behind: the next head
-# in the same buffer.   waits: messages that must arrive first; those that wait for this one are
-# wake[wake_start : wake_end].
-MESSAGE = np.dtype(
-    [
-        ("ready", np.int64),
-        ("inject", np.int64),
-        ("arrive", np.int64),
-        ("router", np.int32),
-        ("target", np.int32),
-        ("flits", np.int32),
-        ("behind", np.int32),
-        ("waits", np.int32),
-        ("wake_start", np.int32),
-        ("wake_end", np.int32),
-        ("spare", np.int32),
-    ]
-)
-# reach: cycles from allocation of the switch to arrival.   back: from allocation of the switch
-# behind the link to the use of its credit.   pace: time of a flit, in 1/PACE cycles.   open: mask of
-# channels that may be taken.   first_buffer: of the port behind it.   askers: mask of inputs.
-LINK = np.dtype(
-    [
-        ("open", np.int64),
-        ("free_at", np.int64),
-        ("pace", np.int64),
-        ("carried", np.int64),
-        ("reach", np.int32),
-        ("back", np.int32),
-        ("first_buffer", np.int32),
-        ("askers", np.int32),
-        ("listed", np.int32),
-        ("turn", np.int32),
-    ]
-)
-# requests, guesses: bit output · 5 + input.   place … place_end: its core's messages in `queue`.
-# row_first, wraps, sense: how messages are routed; sense 0 takes the shorter way.
-ROUTER = np.dtype(
-    [
-        ("requests", np.int32),
-        ("guesses", np.int32),
-        ("listed", np.int32),
-        ("row", np.int32),
-        ("col", np.int32),
-        ("row_first", np.int32),
-        ("wraps", np.int32),
-        ("sense", np.int32),
-        ("rows", np.int32),
-        ("cols", np.int32),
-        ("message", np.int32),
-        ("left", np.int32),
-        ("channel", np.int32),
-        ("awake", np.int32),
-        ("place", np.int32),
-        ("place_end", np.int32),
-    ]
-)
-PORT = np.dtype([("link", np.int32), ("turn", np.int32), ("channel_turn", np.int32)])
-# Masks of channels: able to send, whose heads ask for a channel, whose heads ask speculatively.
-CROSS = np.dtype([("able", np.int64), ("asking", np.int64), ("guessing", np.int64)])
-SLOT = np.dtype([("credits", np.int32), ("owner", np.int32), ("turn", np.int32)])
-# left: flits of the message in front that have not left.   first, last: heads behind it.
-BUFFER = np.dtype(
-    [
-        ("count", np.int32),
-        ("left", np.int32),
-        ("message", np.int32),
-        ("state", np.int32),
-        ("slot", np.int32),
-        ("turn", np.int32),
-        ("first", np.int32),
-        ("last", np.int32),
-    ]
-)
-
-
-class State(NamedTuple):
-    """All that changes and all tables; `meshc.emulator.flits` makes it."""
-
-    numbers: NDArray[np.int64]
-    turns: NDArray[np.int8]  # (5, 32): the first set bit at or after a position
-    messages: Records
-    queue: NDArray[np.int32]
-    wake: NDArray[np.int32]
-    links: Records
-    routers: Records
-    ports: Records
-    crosses: Records
-    slots: Records
-    buffers: Records
-    router_list: NDArray[np.int32]  # routers where something asks for the switch
-    link_list: NDArray[np.int32]  # links with free channels and heads that wait for them
-    source_list: NDArray[np.int32]  # cores that inject
-    fresh: NDArray[np.int32]  # buffers that got a channel in this cycle
-    guess: NDArray[np.int32]  # links whose heads speculate in this cycle
-    news: NDArray[np.int32]  # messages that have arrived
-    sleep_time: NDArray[np.int64]  # heap of cores that wait for a time
-    sleeper: NDArray[np.int32]
-    counts: NDArray[np.int32]  # (4, cycles): how much is on the wheel
-    flits: NDArray[np.int32]  # (cycles, room, 2): buffer, and message of a head or -1
-    credits: NDArray[np.int32]  # (cycles, room): slot
-    tails: NDArray[np.int32]  # (cycles, room): message
-    routes: NDArray[np.int32]  # (cycles, room): buffer
+from meshc.emulator.router_state import BODY, FRESH, IDLE, NONE, PACE, WAITING, State
 
 
 @inlined
@@ -181,16 +44,16 @@ def lowest_from(mask: int, start: int) -> int:
 def output_to(s: State, router: int, target: int) -> int:
     """The output towards another router."""
     here, there = s.routers[router], s.routers[target]
-    across = there.col - here.col
-    down = there.row - here.row
+    across = np.int64(there.col) - np.int64(here.col)
+    down = np.int64(there.row) - np.int64(here.row)
     if across == 0 and down == 0:
         return 4
-    first, step, size = 0, across, here.cols
+    first, step, size = 0, across, np.int64(here.cols)
     if down != 0 and (across == 0 or here.row_first == 0):
-        first, step, size = 2, down, here.rows
+        first, step, size = 2, down, np.int64(here.rows)
     if here.wraps == 0:
         return first if step > 0 else first + 1
-    if here.sense:
+    if here.sense != 0:
         return first if here.sense > 0 else first + 1
     return first if 2 * (step % size) <= size else first + 1
 
@@ -198,54 +61,58 @@ def output_to(s: State, router: int, target: int) -> int:
 @inlined
 def list_link(s: State, link: int) -> None:
     """Allocate a link's channels in the next round."""
+    clock = s.clock[0]
     if s.links[link].listed == 0:
         s.links[link].listed = 1
-        s.link_list[s.numbers[LINK_COUNT]] = link
-        s.numbers[LINK_COUNT] += 1
+        s.link_list[clock.link_count] = link
+        clock.link_count += 1
 
 
 @inlined
-def ask_channel(s: State, buffer: int, message: int) -> None:
+def ask_channel(s: State, buffer: int, flight: int) -> None:
     """The head in front of a buffer waits for a channel."""
-    shift = s.numbers[SHIFT]
+    shift = np.int64(s.clock[0].shift)
     port = buffer >> shift
     router = port >> 3
     into = port & 7
-    link = router << 3 | output_to(s, router, s.messages[message].target)
+    link = router << 3 | output_to(s, router, s.flights[flight].target)
     s.crosses[link << 3 | into].asking |= 1 << (buffer - (port << shift))
-    s.links[link].askers |= 1 << into
-    if s.links[link].open:
+    k = s.links[link]
+    k.askers |= 1 << into
+    if k.open:
         list_link(s, link)
 
 
 @inlined
-def new_head(s: State, buffer: int, message: int, now: int) -> None:
+def new_head(s: State, buffer: int, flight: int, now: int) -> None:
     """A head has come to the front of a buffer."""
-    b = s.buffers[buffer]
+    clock, b = s.clock[0], s.buffers[buffer]
     b.state = WAITING
-    b.message = message
-    b.left = s.messages[message].flits
-    if s.numbers[ROUTE_CYCLES]:
-        at = (now + s.numbers[ROUTE_CYCLES]) & (s.numbers[WHEEL] - 1)
-        s.routes[at, s.counts[ROUTE, at]] = buffer
-        s.counts[ROUTE, at] += 1
+    b.flight = flight
+    b.left = s.flights[flight].flits
+    if clock.route_cycles:
+        at = (now + clock.route_cycles) & (clock.wheel - 1)
+        count = np.int64(s.route_count[at])
+        s.route_buffer[at * (np.int64(clock.routers) << 4) + count] = buffer
+        s.route_count[at] = count + 1
     else:
-        ask_channel(s, buffer, message)
+        ask_channel(s, buffer, flight)
 
 
 @inlined
 def list_router(s: State, router: int) -> None:
     """Allocate a router's switch in the next round."""
-    if s.routers[router].listed == 0:
-        s.routers[router].listed = 1
-        s.router_list[s.numbers[ROUTER_COUNT]] = router
-        s.numbers[ROUTER_COUNT] += 1
+    clock, r = s.clock[0], s.routers[router]
+    if r.listed == 0:
+        r.listed = 1
+        s.router_list[clock.router_count] = router
+        clock.router_count += 1
 
 
 @inlined
 def set_able(s: State, buffer: int) -> None:
     """A buffer asks for the switch from now on."""
-    shift = s.numbers[SHIFT]
+    shift = np.int64(s.clock[0].shift)
     port = buffer >> shift
     link = s.buffers[buffer].slot >> shift
     into = port & 7
@@ -258,56 +125,65 @@ def set_able(s: State, buffer: int) -> None:
 @inlined
 def wake_source(s: State, router: int) -> None:
     """A router's core may be able to inject."""
-    if s.routers[router].awake == 0:
-        s.routers[router].awake = 1
-        s.source_list[s.numbers[SOURCE_COUNT]] = router
-        s.numbers[SOURCE_COUNT] += 1
+    clock, r = s.clock[0], s.routers[router]
+    if r.awake == 0:
+        r.awake = 1
+        s.source_list[clock.source_count] = router
+        clock.source_count += 1
 
 
 @compiled
-def sleep(s: State, router: int, until: int) -> None:
-    """Put a core to sleep; the heap is ordered by (time, router)."""
-    at = s.numbers[SLEEPERS]
-    s.numbers[SLEEPERS] += 1
+def push(
+    times: NDArray[np.int64], routers: NDArray[np.uint32], size: int, until: int, router: int
+) -> None:
+    """Put a router onto a heap of so many, ordered by (time, router)."""
+    at = size
     while at > 0:
         up = (at - 1) >> 1
-        time = s.sleep_time[up]
-        if time < until or (time == until and s.sleeper[up] < router):
+        time = times[up]
+        if time < until or (time == until and routers[up] < router):
             break
-        s.sleep_time[at], s.sleeper[at] = time, s.sleeper[up]
+        times[at], routers[at] = time, routers[up]
         at = up
-    s.sleep_time[at], s.sleeper[at] = until, router
+    times[at], routers[at] = until, router
 
 
 @compiled
-def pop_sleeper(s: State) -> int:
-    """Take the first core off the heap."""
-    router = s.sleeper[0]
-    s.numbers[SLEEPERS] -= 1
-    size = s.numbers[SLEEPERS]
-    until, last = s.sleep_time[size], s.sleeper[size]
+def pop(times: NDArray[np.int64], routers: NDArray[np.uint32], size: int) -> int:
+    """Take the first router off a heap of so many."""
+    router = routers[0]
+    size -= 1
+    until, last = times[size], routers[size]
     at = 0
     while 2 * at + 1 < size:
         down = 2 * at + 1
-        time = s.sleep_time[down]
+        time = times[down]
         if down + 1 < size:
-            other = s.sleep_time[down + 1]
-            if other < time or (other == time and s.sleeper[down + 1] < s.sleeper[down]):
+            other = times[down + 1]
+            if other < time or (other == time and routers[down + 1] < routers[down]):
                 down, time = down + 1, other
-        if until < time or (until == time and last < s.sleeper[down]):
+        if until < time or (until == time and last < routers[down]):
             break
-        s.sleep_time[at], s.sleeper[at] = time, s.sleeper[down]
+        times[at], routers[at] = time, routers[down]
         at = down
-    s.sleep_time[at], s.sleeper[at] = until, last
+    times[at], routers[at] = until, last
     return router
+
+
+@inlined
+def sleep(s: State, router: int, until: int) -> None:
+    """Put a core to sleep."""
+    clock = s.clock[0]
+    push(s.sleep_time, s.sleeper, np.int64(clock.sleepers), until, router)
+    clock.sleepers += 1
 
 
 @compiled
 def offer_next(s: State, router: int, now: int) -> None:
     """Wake a core for its next message, or let it sleep until the message is ready."""
     r = s.routers[router]
-    if r.message < 0 and r.place < r.place_end:
-        m = s.messages[s.queue[r.place]]
+    if r.left == 0 and r.place < r.place_end:
+        m = s.messages[r.place]
         if m.waits == 0:
             if m.ready <= now:
                 wake_source(s, router)
@@ -318,80 +194,89 @@ def offer_next(s: State, router: int, now: int) -> None:
 @inlined
 def receive_credit(s: State, slot: int) -> None:
     """A credit comes back."""
-    c = s.slots[slot]
+    clock, c = s.clock[0], s.slots[slot]
     c.credits += 1
-    source = (slot >> s.numbers[SHIFT]) - (s.numbers[ROUTERS] << 3)
+    source = (slot >> np.int64(clock.shift)) - (np.int64(clock.routers) << 3)
     if source >= 0:
         wake_source(s, source)
-    elif c.credits == 1 and c.owner and s.buffers[c.owner - 1].count > 0:
-        set_able(s, c.owner - 1)
+    elif c.credits == 1 and c.owner != NONE and s.buffers[c.owner].count > 0:
+        set_able(s, np.int64(c.owner))
 
 
 @inlined
-def receive_flit(s: State, buffer: int, message: int, now: int) -> None:
-    """A flit comes into a buffer; `message` is -1 except for heads."""
+def receive_flit(s: State, buffer: int, flight: int, now: int) -> None:
+    """A flit comes into a buffer; `flight` is NONE except for heads."""
     b = s.buffers[buffer]
-    count = b.count
-    b.count = count + 1
-    if message < 0:
-        if count == 0 and s.slots[b.slot].credits > 0:
+    b.count += 1
+    if flight == NONE:
+        if b.count == 1 and s.slots[b.slot].credits > 0:
             set_able(s, buffer)
     elif b.state == IDLE:
-        new_head(s, buffer, message, now)
+        new_head(s, buffer, flight, now)
     else:
-        if b.first < 0:
-            b.first = message
+        if b.first == NONE:
+            b.first = flight
         else:
-            s.messages[b.last].behind = message
-        b.last = message
+            s.flights[b.last].behind = flight
+        b.last = flight
 
 
 @inlined
-def receive_tail(s: State, message: int, now: int) -> None:
+def receive_tail(s: State, flight: int, now: int) -> None:
     """A message has arrived; those that waited for it may go."""
-    numbers = s.numbers
-    m = s.messages[message]
-    s.news[numbers[NEWS_COUNT]] = message
-    numbers[NEWS_COUNT] += 1
-    numbers[DELIVERED] += 1
+    clock, f = s.clock[0], s.flights[flight]
+    number = f.message
+    f.behind = clock.free_flight
+    clock.free_flight = flight
+    clock.free_flights += 1
+    m = s.messages[number]
+    m.arrive = now
+    s.news[clock.news_count] = number
+    clock.news_count += 1
+    clock.delivered += 1
     for k in range(m.wake_start, m.wake_end):
-        number = s.wake[k]
-        other = s.messages[number]
+        other = s.messages[s.wake[k]]
         other.waits -= 1
         other.ready = max(other.ready, now)
-        r = s.routers[other.router]
-        if other.waits == 0 and r.message < 0 and s.queue[r.place] == number:
-            offer_next(s, other.router, now)
+        if other.waits == 0 and s.routers[other.router].place == s.wake[k]:
+            offer_next(s, np.int64(other.router), now)
 
 
 @inlined
 def receive(s: State, now: int) -> None:
     """What was on its way arrives."""
-    at = now & (s.numbers[WHEEL] - 1)
-    for k in range(s.counts[CREDIT, at]):
-        receive_credit(s, s.credits[at, k])
-    s.counts[CREDIT, at] = 0
-    for k in range(s.counts[ROUTE, at]):
-        buffer = s.routes[at, k]
-        ask_channel(s, buffer, s.buffers[buffer].message)
-    s.counts[ROUTE, at] = 0
-    for k in range(s.counts[FLIT, at]):
-        receive_flit(s, s.flits[at, k, 0], s.flits[at, k, 1], now)
-    s.counts[FLIT, at] = 0
-    for k in range(s.counts[TAIL, at]):
-        receive_tail(s, s.tails[at, k], now)
-    s.counts[TAIL, at] = 0
+    clock = s.clock[0]
+    at = now & (clock.wheel - 1)
+    routers = np.int64(clock.routers)
+    base = at * (routers << 3)
+    for k in range(base, base + s.credit_count[at]):
+        receive_credit(s, np.int64(s.credit_slot[k]))
+    s.credit_count[at] = 0
+    if clock.route_cycles:
+        base = at * (routers << 4)
+        for k in range(base, base + s.route_count[at]):
+            buffer = np.int64(s.route_buffer[k])
+            ask_channel(s, buffer, s.buffers[buffer].flight)
+        s.route_count[at] = 0
+    base = at * (routers << 3)
+    for k in range(base, base + s.flit_count[at]):
+        receive_flit(s, np.int64(s.flit_buffer[k]), np.int64(s.flit_flight[k]), now)
+    s.flit_count[at] = 0
+    base = at * routers
+    for k in range(base, base + s.tail_count[at]):
+        receive_tail(s, np.int64(s.tail_flight[k]), now)
+    s.tail_count[at] = 0
 
 
 @inlined
 def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> None:
     """The head in an input's channel takes one of the channels that a link offers to it."""
-    numbers = s.numbers
-    channels, shift = numbers[CHANNELS], numbers[SHIFT]
+    clock = s.clock[0]
+    channels, shift = np.int64(clock.channels), np.int64(clock.shift)
     output = link & 7
     buffer = (link & ~7 | into) << shift | channel
     b = s.buffers[buffer]
-    start = b.turn - (output << shift)
+    start = np.int64(b.turn) - (output << shift)
     offer = lowest_from(offers, start) if 0 < start < channels else lowest(offers)
     slot = link << shift | offer
     c = s.slots[slot]
@@ -403,7 +288,7 @@ def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> N
         b.turn = output << shift | (offer + 1)
     else:
         b.turn = 0 if output == 4 else (output + 1) << shift
-    c.owner = buffer + 1
+    c.owner = buffer
     b.slot = slot
     b.state = FRESH
     s.links[link].open &= ~(1 << offer)
@@ -411,38 +296,37 @@ def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> N
     x.asking &= ~(1 << channel)
     if x.asking == 0:
         s.links[link].askers &= ~(1 << into)
-    s.fresh[numbers[FRESH_COUNT]] = buffer
-    numbers[FRESH_COUNT] += 1
+    s.fresh[clock.fresh_count] = buffer
+    clock.fresh_count += 1
 
 
-@compiled
+@inlined
 def share_link(s: State, link: int) -> None:
     """Several heads want the channels of a link: each channel chooses a head, then each head one
     of the channels that chose it."""
-    shift = s.numbers[SHIFT]
-    chosen = np.empty(64, np.int64)
+    shift = np.int64(s.clock[0].shift)
     offered = s.links[link].open
-    askers = s.links[link].askers
+    askers = np.int64(s.links[link].askers)
     rest = offered
     while rest:
         offer = lowest(rest)
         rest &= rest - 1
-        start = s.slots[link << shift | offer].turn
+        start = np.int64(s.slots[link << shift | offer].turn)
         into = start >> shift
         mask = s.crosses[link << 3 | into].asking >> (start - (into << shift))
         if mask:
-            chosen[offer] = start + lowest(mask)
+            s.chosen[offer] = start + lowest(mask)
         else:
-            into = s.turns[0 if into == 4 else into + 1, askers]
-            chosen[offer] = into << shift | lowest(s.crosses[link << 3 | into].asking)
+            into = np.int64(s.turns[(0 if into == 4 else into + 1) << 5 | askers])
+            s.chosen[offer] = into << shift | lowest(s.crosses[link << 3 | into].asking)
     while offered:
-        head = chosen[lowest(offered)]
+        head = np.int64(s.chosen[lowest(offered)])
         offers = 0
         rest = offered
         while rest:
             offer = lowest(rest)
             rest &= rest - 1
-            if chosen[offer] == head:
+            if s.chosen[offer] == head:
                 offers |= 1 << offer
         offered &= ~offers
         take_channel(s, link, head >> shift, head & ((1 << shift) - 1), offers)
@@ -451,36 +335,35 @@ def share_link(s: State, link: int) -> None:
 @inlined
 def guess_link(s: State, link: int) -> None:
     """Heads that wait for a channel ask for the switch too, if a free channel has a credit."""
-    numbers = s.numbers
-    k = s.links[link]
+    clock, k = s.clock[0], s.links[link]
     rest = k.open
     while rest:
-        if s.slots[link << numbers[SHIFT] | lowest(rest)].credits > 0:
+        if s.slots[link << np.int64(clock.shift) | lowest(rest)].credits > 0:
             break
         rest &= rest - 1
     if rest:
         router = link >> 3
-        askers = k.askers
+        askers = np.int64(k.askers)
         s.routers[router].guesses |= askers << ((link & 7) * 5)
         while askers:
             x = s.crosses[link << 3 | lowest(askers)]
             x.guessing = x.asking
             askers &= askers - 1
-        s.guess[numbers[GUESS_COUNT]] = link
-        numbers[GUESS_COUNT] += 1
+        s.guess[clock.guess_count] = link
+        clock.guess_count += 1
         list_router(s, router)
 
 
 @inlined
 def allocate_channels(s: State) -> None:
     """Give free channels to heads that wait for them."""
-    numbers = s.numbers
+    clock = s.clock[0]
     kept = 0
-    for k in range(numbers[LINK_COUNT]):
-        link = s.link_list[k]
-        askers = s.links[link].askers
+    for k in range(clock.link_count):
+        link = np.int64(s.link_list[k])
+        askers = np.int64(s.links[link].askers)
         if askers and s.links[link].open:
-            if numbers[SPECULATE]:
+            if clock.speculate:
                 guess_link(s, link)
             into = lowest(askers)
             asking = s.crosses[link << 3 | into].asking
@@ -493,67 +376,80 @@ def allocate_channels(s: State) -> None:
             kept += 1
         else:
             s.links[link].listed = 0
-    numbers[LINK_COUNT] = kept
+    clock.link_count = kept
 
 
 @inlined
 def put_credit(s: State, slot: int, time: int) -> None:
-    at = time & (s.numbers[WHEEL] - 1)
-    k = s.counts[CREDIT, at]
-    s.credits[at, k] = slot
-    s.counts[CREDIT, at] = k + 1
+    """A credit is on its way."""
+    clock = s.clock[0]
+    at = time & (clock.wheel - 1)
+    count = np.int64(s.credit_count[at])
+    s.credit_slot[at * (np.int64(clock.routers) << 3) + count] = slot
+    s.credit_count[at] = count + 1
 
 
 @inlined
-def put_flit(s: State, buffer: int, message: int, time: int) -> None:
-    at = time & (s.numbers[WHEEL] - 1)
-    k = s.counts[FLIT, at]
-    s.flits[at, k, 0] = buffer
-    s.flits[at, k, 1] = message
-    s.counts[FLIT, at] = k + 1
+def put_flit(s: State, buffer: int, flight: int, time: int) -> None:
+    """A flit is on its way."""
+    clock = s.clock[0]
+    at = time & (clock.wheel - 1)
+    count = np.int64(s.flit_count[at])
+    k = at * (np.int64(clock.routers) << 3) + count
+    s.flit_buffer[k] = buffer
+    s.flit_flight[k] = flight
+    s.flit_count[at] = count + 1
+
+
+@inlined
+def put_tail(s: State, flight: int, time: int) -> None:
+    """A message is about to be complete."""
+    clock = s.clock[0]
+    at = time & (clock.wheel - 1)
+    count = np.int64(s.tail_count[at])
+    s.tail_flight[at * np.int64(clock.routers) + count] = flight
+    s.tail_count[at] = count + 1
 
 
 @inlined
 def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     """A flit leaves an input's channel through the switch."""
-    numbers = s.numbers
-    shift = numbers[SHIFT]
+    clock = s.clock[0]
+    shift = np.int64(clock.shift)
     port = link & ~7 | into
     buffer = port << shift | channel
     b, k = s.buffers[buffer], s.links[link]
-    slot = b.slot
+    slot = np.int64(b.slot)
     c = s.slots[slot]
     c.credits -= 1
     b.count -= 1
     b.left -= 1
     k.carried += 1
-    if numbers[PACED]:
+    if clock.paced:
         k.free_at = max(k.free_at, now * PACE) + k.pace
     arrival = now + k.reach
+    flight = np.int64(b.flight)
     if link & 7 != 4:
-        message = b.message if b.state == FRESH else -1
-        put_flit(s, k.first_buffer + (slot - (link << shift)), message, arrival)
+        target = k.first_buffer + (slot - (link << shift))
+        put_flit(s, target, flight if b.state == FRESH else NONE, arrival)
     else:
         put_credit(s, slot, arrival + k.back)
         if b.left == 0:
-            s.messages[b.message].arrive = arrival
-            at = arrival & (numbers[WHEEL] - 1)
-            s.tails[at, s.counts[TAIL, at]] = b.message
-            s.counts[TAIL, at] += 1
-    upstream = s.ports[port].link
+            put_tail(s, flight, arrival)
+    upstream = np.int64(s.ports[port].link)
     put_credit(s, upstream << shift | channel, now + s.links[upstream].back)
     if b.left > 0:
         b.state = BODY
         if b.count > 0 and c.credits > 0:
             return
     else:
-        c.owner = 0
+        c.owner = NONE
         k.open |= 1 << (slot - (link << shift))
         if k.askers:
             list_link(s, link)
         if b.count > 0:
-            following = b.first
-            b.first = -1 if following == b.last else s.messages[following].behind
+            following = np.int64(b.first)
+            b.first = NONE if following == b.last else s.flights[following].behind
             new_head(s, buffer, following, now + 1)
         else:
             b.state = IDLE
@@ -563,93 +459,110 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
         s.routers[link >> 3].requests &= ~(1 << ((link & 7) * 5 + into))
 
 
-@compiled
+@inlined
 def use_grant(s: State, link: int, into: int, now: int) -> None:
     """An input takes the grant of an output."""
-    channels, shift = s.numbers[CHANNELS], s.numbers[SHIFT]
+    clock = s.clock[0]
+    channels, shift = np.int64(clock.channels), np.int64(clock.shift)
     output = link & 7
     port = link & ~7 | into
     p = s.ports[port]
     s.links[link].turn = 0 if into == 4 else into + 1
     p.turn = 0 if output == 4 else output + 1
     x = s.crosses[link << 3 | into]
-    if x.able:
-        channel = lowest_from(x.able, p.channel_turn)
-        p.channel_turn = 0 if channel + 1 == channels else channel + 1
+    able = x.able
+    channel = lowest_from(able if able else x.guessing, np.int64(p.channel_turn))
+    p.channel_turn = 0 if channel + 1 == channels else channel + 1
+    b = s.buffers[port << shift | channel]
+    if able or (b.state == FRESH and s.slots[b.slot].credits > 0):
         send(s, link, into, channel, now)
-    else:
-        channel = lowest_from(x.guessing, p.channel_turn)
-        p.channel_turn = 0 if channel + 1 == channels else channel + 1
-        b = s.buffers[port << shift | channel]
-        if b.state == FRESH and s.slots[b.slot].credits > 0:
-            send(s, link, into, channel, now)
+
+
+@inlined
+def grant(s: State, router: int, requests: int) -> int:
+    """Each output grants one of the inputs that ask for it: bit input · 5 + output."""
+    grants = 0
+    output = 0
+    while requests:
+        if requests & 31:
+            turn = np.int64(s.links[router << 3 | output].turn)
+            into = np.int64(s.turns[turn << 5 | (requests & 31)])
+            grants |= 1 << (into * 5 + output)
+        requests >>= 5
+        output += 1
+    return grants
+
+
+@inlined
+def without_busy(s: State, router: int, requests: int, now: int) -> int:
+    """Requests for outputs whose links can take another flit."""
+    for output in range(5):
+        if s.links[router << 3 | output].free_at >= (now + 1) * PACE:
+            requests &= ~(31 << (5 * output))
+    return requests
 
 
 @inlined
 def allocate_switches(s: State, now: int) -> None:
     """Let at most one flit leave each input of each router, and go to each output."""
-    numbers = s.numbers
+    clock = s.clock[0]
     kept = 0
-    for k in range(numbers[ROUTER_COUNT]):
-        router = s.router_list[k]
+    for k in range(clock.router_count):
+        router = np.int64(s.router_list[k])
         r = s.routers[router]
-        requests = r.requests | r.guesses
-        if numbers[PACED]:
-            for output in range(5):
-                if s.links[router << 3 | output].free_at >= (now + 1) * PACE:
-                    requests &= ~(31 << (5 * output))
-        if requests & (requests - 1) == 0:
-            if requests:
-                bit = lowest(requests)
-                output = (bit * 13) >> 6  # bit // 5
-                use_grant(s, router << 3 | output, bit - 5 * output, now)
-        else:
-            grants = 0
-            rest = requests
-            output = 0
-            while rest:
-                if rest & 31:
-                    into = s.turns[s.links[router << 3 | output].turn, rest & 31]
-                    grants |= 1 << (into * 5 + output)
-                rest >>= 5
-                output += 1
-            into = 0
-            while grants:
-                if grants & 31:
-                    output = s.turns[s.ports[router << 3 | into].turn, grants & 31]
-                    use_grant(s, router << 3 | output, into, now)
-                grants >>= 5
-                into += 1
+        requests = np.int64(r.requests | r.guesses)
+        if clock.paced:
+            requests = without_busy(s, router, requests, now)
+        grants = 0
+        into = -1
+        output = 0
+        if requests & (requests - 1):
+            grants = grant(s, router, requests)
+        elif requests:
+            bit = lowest(requests)
+            output = (bit * 13) >> 6  # bit // 5
+            into = bit - 5 * output
+        while into >= 0 or grants:
+            if into < 0:
+                into = (lowest(grants) * 13) >> 6
+                offers = grants >> (5 * into) & 31
+                grants &= ~(31 << (5 * into))
+                turn = np.int64(s.ports[router << 3 | into].turn)
+                output = np.int64(s.turns[turn << 5 | offers])
+            use_grant(s, router << 3 | output, into, now)
+            into = -1
         if r.requests:
             s.router_list[kept] = router
             kept += 1
         else:
             r.listed = 0
-    numbers[ROUTER_COUNT] = kept
+    clock.router_count = kept
 
 
 @inlined
 def end_round(s: State) -> None:
     """Forget what was guessed; heads that got a channel ask for the switch from now on."""
-    numbers = s.numbers
-    for k in range(numbers[GUESS_COUNT]):
-        link = s.guess[k]
+    clock = s.clock[0]
+    for k in range(clock.guess_count):
+        link = np.int64(s.guess[k])
         s.routers[link >> 3].guesses = 0
         for into in range(5):
             s.crosses[link << 3 | into].guessing = 0
-    numbers[GUESS_COUNT] = 0
-    for k in range(numbers[FRESH_COUNT]):
-        b = s.buffers[s.fresh[k]]
+    clock.guess_count = 0
+    for k in range(clock.fresh_count):
+        buffer = np.int64(s.fresh[k])
+        b = s.buffers[buffer]
         if b.state >= FRESH and b.count > 0 and s.slots[b.slot].credits > 0:
-            set_able(s, s.fresh[k])
-    numbers[FRESH_COUNT] = 0
+            set_able(s, buffer)
+    clock.fresh_count = 0
 
 
 @inlined
 def free_channel(s: State, router: int, link: int) -> int:
     """The channel into which a core may send a head, or -1."""
-    channels, shift = s.numbers[CHANNELS], s.numbers[SHIFT]
-    channel = s.routers[router].channel
+    clock = s.clock[0]
+    channels, shift = np.int64(clock.channels), np.int64(clock.shift)
+    channel = np.int64(s.routers[router].channel)
     for _ in range(channels):
         channel = 0 if channel + 1 == channels else channel + 1
         if s.links[link].open >> channel & 1 and s.slots[link << shift | channel].credits > 0:
@@ -658,49 +571,57 @@ def free_channel(s: State, router: int, link: int) -> int:
 
 
 @inlined
+def start_message(s: State, router: int, link: int, now: int) -> bool:
+    """A core begins with its next message, if it can."""
+    clock, r = s.clock[0], s.routers[router]
+    if r.place >= r.place_end:
+        return False
+    m = s.messages[r.place]
+    if m.waits or m.ready > now:
+        return False  # a credit came while the core sleeps
+    channel = free_channel(s, router, link)
+    if channel < 0:
+        return False  # until a credit comes
+    flight = np.int64(clock.free_flight)
+    f = s.flights[flight]
+    clock.free_flight = f.behind
+    clock.free_flights -= 1
+    clock.injected += 1
+    f.message, f.target, f.flits = r.place, m.target, m.flits
+    m.inject = now
+    r.flight, r.left, r.channel = flight, m.flits, channel
+    r.place += 1
+    s.links[link].open &= ~(1 << channel)
+    return True
+
+
+@inlined
 def inject(s: State, router: int, now: int) -> bool:
     """A core sends a flit if it can; returns whether it wants to be asked again next cycle."""
-    numbers = s.numbers
-    shift = numbers[SHIFT]
-    r = s.routers[router]
-    link = (numbers[ROUTERS] << 3) + router
+    clock, r = s.clock[0], s.routers[router]
+    link = (np.int64(clock.routers) << 3) + router
     k = s.links[link]
-    if numbers[PACED] and k.free_at >= (now + 1) * PACE:
+    if clock.paced and k.free_at >= (now + 1) * PACE:
         return True
-    head = r.message < 0
-    if head:
-        if r.place >= r.place_end:
-            return False
-        number = s.queue[r.place]
-        m = s.messages[number]
-        if m.waits or m.ready > now:
-            return False  # a credit came while the core sleeps
-        channel = free_channel(s, router, link)
-        if channel < 0:
-            return False  # until a credit comes
-        r.place += 1
-        r.message = number
-        r.left = m.flits
-        r.channel = channel
-        m.inject = now
-        k.open &= ~(1 << channel)
-        numbers[INJECTED] += 1
-    slot = link << shift | r.channel
-    if s.slots[slot].credits == 0:
+    head = r.left == 0
+    if head and not start_message(s, router, link, now):
         return False
-    s.slots[slot].credits -= 1
+    channel = np.int64(r.channel)
+    c = s.slots[link << np.int64(clock.shift) | channel]
+    if c.credits == 0:
+        return False
+    c.credits -= 1
     k.carried += 1
-    if numbers[PACED]:
+    if clock.paced:
         k.free_at = max(k.free_at, now * PACE) + k.pace
-    buffer = k.first_buffer + r.channel
-    put_flit(s, buffer, r.message if head else -1, now + k.reach)
+    flight = np.int64(r.flight)
+    put_flit(s, k.first_buffer + channel, flight if head else NONE, now + k.reach)
     r.left -= 1
     if r.left == 0:
-        k.open |= 1 << r.channel
-        r.message = -1
+        k.open |= 1 << channel
         if r.place >= r.place_end:
             return False
-        m = s.messages[s.queue[r.place]]
+        m = s.messages[r.place]
         if m.waits:
             return False
         if m.ready > now + 1:
@@ -712,58 +633,58 @@ def inject(s: State, router: int, now: int) -> bool:
 @inlined
 def inject_all(s: State, now: int) -> None:
     """Cores send."""
-    numbers = s.numbers
-    while numbers[SLEEPERS] and s.sleep_time[0] <= now:
-        wake_source(s, pop_sleeper(s))
+    clock = s.clock[0]
+    while clock.sleepers and s.sleep_time[0] <= now:
+        wake_source(s, np.int64(pop(s.sleep_time, s.sleeper, np.int64(clock.sleepers))))
+        clock.sleepers -= 1
     kept = 0
-    for k in range(numbers[SOURCE_COUNT]):
-        router = s.source_list[k]
+    for k in range(clock.source_count):
+        router = np.int64(s.source_list[k])
         if inject(s, router, now):
             s.source_list[kept] = router
             kept += 1
         else:
             s.routers[router].awake = 0
-    numbers[SOURCE_COUNT] = kept
+    clock.source_count = kept
 
 
 @inlined
 def next_cycle(s: State, now: int) -> int:
     """The next cycle in which something can happen, or -1: nothing will."""
-    numbers = s.numbers
-    if numbers[ROUTER_COUNT] or numbers[LINK_COUNT] or numbers[SOURCE_COUNT]:
+    clock = s.clock[0]
+    if clock.router_count or clock.link_count or clock.source_count:
         return now
-    first = s.sleep_time[0] if numbers[SLEEPERS] else -1
-    for time in range(now, now + numbers[WHEEL]):
-        at = time & (numbers[WHEEL] - 1)
-        if (
-            s.counts[FLIT, at] or s.counts[CREDIT, at] or s.counts[TAIL, at] or s.counts[ROUTE, at]
-        ):
+    first = s.sleep_time[0] if clock.sleepers else -1
+    for time in range(now, now + clock.wheel):
+        at = time & (clock.wheel - 1)
+        if s.flit_count[at] or s.credit_count[at] or s.tail_count[at] or s.route_count[at]:
             return time if first < 0 else min(time, first)
     return first
 
 
 @compiled
 def advance(s: State, until: int, room: int) -> bool:
-    """Simulate from cycle numbers[NOW] on to `until` (exclusive), or until `room` messages are in
-    `news`. Returns whether something may still move."""
-    numbers = s.numbers
-    now = numbers[NOW]
-    while now < until and numbers[NEWS_COUNT] < room:
+    """Simulate from clock.now on to cycle `until` (exclusive), or until `room` messages are in
+    `news`, or there may be too few flights for the next cycle. Returns whether something may
+    still move."""
+    clock = s.clock[0]
+    now = clock.now
+    while now < until and clock.news_count < room and clock.free_flights >= clock.routers:
         following = next_cycle(s, now)
         if following < 0:
-            numbers[NOW] = now
+            clock.now = now
             return False
         if following > now:
             now = min(following, until)
             continue
         receive(s, now)
-        if numbers[LINK_COUNT]:
+        if clock.link_count:
             allocate_channels(s)
-        if numbers[ROUTER_COUNT]:
+        if clock.router_count:
             allocate_switches(s, now)
-        if numbers[FRESH_COUNT] or numbers[GUESS_COUNT]:
+        if clock.fresh_count or clock.guess_count:
             end_round(s)
         inject_all(s, now)
         now += 1
-    numbers[NOW] = now
+    clock.now = now
     return True

@@ -1,0 +1,107 @@
+"""What routers with finite buffers are made of: records whose rules are in `router.py`.
+
+Indices: link = router · 8 + output; port = router · 8 + input; the links of cores into their
+routers follow behind, `routers · 8 + router`; cross = link · 8 + input; buffer = port · 2^shift +
+channel; slot = link · 2^shift + channel, which is the buffer downstream as its sender sees it.
+
+Records have sizes that are powers of two and indices have no sign, because that makes the
+compiled code faster by half.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Records = Any  # a structured array; compiled code has its fields as attributes
+
+IDLE, WAITING, FRESH, BODY = 0, 1, 2, 3  # states of a buffer; FRESH: the head has a channel
+PACE = 1 << 20  # one cycle, where links keep count of fractions
+NONE = 0xFFFFFFFF  # no index
+
+
+def _record(longs: str, shorts: str, signed: str = "") -> np.dtype[np.void]:
+    """A record of 64-bit signed, 32-bit unsigned and 32-bit signed fields, padded."""
+    kinds = ((longs, np.int64), (shorts, np.uint32), (signed, np.int32))
+    fields = [(name, kind) for names, kind in kinds for name in names.split()]
+    size = np.dtype(fields).itemsize
+    pad = (1 << (size - 1).bit_length()) - size
+    return np.dtype(fields + [(f"pad{k}", np.uint32) for k in range(pad // 4)])
+
+
+# speculate: heads ask for channel and switch at once.   route_cycles: cycles of a head before it
+# asks for a channel.   paced: some link takes more than a cycle per flit.   wheel: its cycles.
+# The counts say how much of each list is used; free_flight is the first unused one.
+CLOCK = _record(
+    "now",
+    "routers channels shift speculate route_cycles paced wheel router_count link_count "
+    "source_count fresh_count guess_count news_count sleepers free_flight free_flights",
+    "injected delivered",
+)
+# Messages are ordered by source, then as they leave.   router, target: where it starts and ends.
+# waits: messages that must arrive first; those that wait for this one are
+# wake[wake_start : wake_end].
+MESSAGE = np.dtype(
+    [(name, np.int64) for name in ("ready", "inject", "arrive")]
+    + [(name, np.uint32) for name in ("router", "target", "flits", "wake_start", "wake_end")]
+    + [("waits", np.int32)]
+)
+# A message that is in the network.   behind: the next head in the same buffer.
+FLIGHT = _record("", "message target flits behind")
+# reach: cycles from allocation of the switch to arrival.   back: from allocation of the switch
+# behind the link to the use of its credit.   pace: time of a flit, in 1/PACE cycles.   open: mask of
+# channels that may be taken.   first_buffer: of the port behind it.   askers: mask of inputs.
+LINK = _record("open free_at pace carried", "reach back first_buffer askers listed turn")
+# requests, guesses: bit output · 5 + input.   row_first, wraps, sense: how messages are routed;
+# sense 0 takes the shorter way.   place … place_end: its core's messages that have not left.
+# flight, left, channel: what its core sends; left is 0 between messages.
+ROUTER = _record(
+    "",
+    "requests guesses listed row col row_first wraps rows cols flight left channel awake place "
+    "place_end",
+    "sense",
+)
+PORT = _record("", "link turn channel_turn")
+# Masks of channels: able to send, whose heads ask for a channel, whose heads ask speculatively.
+CROSS = _record("able asking guessing", "")
+# owner: the buffer that sends into it, if any.
+SLOT = _record("", "credits owner turn")
+# left: flits of the flight in front that have not left.   first, last: heads behind it.
+BUFFER = _record("", "count left flight state slot turn first last")
+
+
+class State(NamedTuple):
+    """All that changes and all tables; `meshc.emulator.flits` makes it."""
+
+    clock: Records  # one record
+    turns: NDArray[np.uint8]  # start · 32 + mask: the first set bit at or after a position
+    messages: Records
+    wake: NDArray[np.uint32]
+    flights: Records
+    links: Records
+    routers: Records
+    ports: Records
+    crosses: Records
+    slots: Records
+    buffers: Records
+    router_list: NDArray[np.uint32]  # routers where something asks for the switch
+    link_list: NDArray[np.uint32]  # links with free channels and heads that wait for them
+    source_list: NDArray[np.uint32]  # routers whose cores inject
+    fresh: NDArray[np.uint32]  # buffers that got a channel in this cycle
+    guess: NDArray[np.uint32]  # links whose heads speculate in this cycle
+    news: NDArray[np.uint32]  # messages that have arrived
+    chosen: NDArray[np.uint32]  # (64,): the head that each channel of a link chose
+    sleep_time: NDArray[np.int64]  # heap of cores that wait for a time
+    sleeper: NDArray[np.uint32]
+    # The wheel of what is on its way, by cycle modulo its size: how much, and
+    flit_count: NDArray[np.uint32]
+    flit_buffer: NDArray[np.uint32]  # cycle · 8 · routers + k
+    flit_flight: NDArray[np.uint32]  # of a head, or NONE
+    credit_count: NDArray[np.uint32]
+    credit_slot: NDArray[np.uint32]  # cycle · 8 · routers + k
+    tail_count: NDArray[np.uint32]
+    tail_flight: NDArray[np.uint32]  # cycle · routers + k
+    route_count: NDArray[np.uint32]
+    route_buffer: NDArray[np.uint32]  # cycle · 16 · routers + k
