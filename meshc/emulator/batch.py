@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,9 @@ class Batch:
 
     def wakes(self) -> tuple[Shorts, Ints, Shorts]:
         """Messages that wait, by the message that they wait for; where each one's part starts, of
-        shape (messages + 1,); and for how many each message waits."""
+        shape (messages + 1,), or (1,) if none waits; and for how many each message waits."""
+        if not len(self.later):
+            return _none(), np.zeros(1, np.int64), np.zeros(len(self), np.int32)
         order = np.argsort(self.earlier, kind="stable")
         starts = np.searchsorted(self.earlier[order], np.arange(len(self) + 1))
         waits = np.bincount(self.later, minlength=len(self)).astype(np.int32)
@@ -64,13 +67,13 @@ class Times:
     stuck: messages that were injected and cannot arrive, because buffers wait in a circle.
     """
 
-    inject: Ints
-    arrive: Ints
+    inject: NDArray[Any]
+    arrive: NDArray[Any]
     link_busy: NDArray[np.float64]
     inject_busy: NDArray[np.float64]
     eject_busy: NDArray[np.float64]
     stuck: int = 0
 
     @property
-    def makespan_cycles(self) -> int:
-        return int(self.arrive.max(initial=0))
+    def makespan_cycles(self) -> float:
+        return float(self.arrive.max(initial=0))

@@ -99,10 +99,10 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     """The network at cycle 0 with all messages at their sources, and which message of the batch
     each of the state's messages is."""
     noc = chip.noc
-    if noc.virtual_channels > 62:
+    if noc.virtual_channels > 32:
         raise InputError(
             f"Chip '{chip.name}' has {noc.virtual_channels} virtual channels, but a network with "
-            "finite buffers is emulated with at most 62; lower noc.virtual_channels."
+            "finite buffers is emulated with at most 32; lower noc.virtual_channels."
         )
     hop = _whole(chip, "noc.hop_cycles", noc.hop_cycles)
     ramps = [_whole(chip, "noc.ramp_cycles", r) for r in noc.ramp_cycles]
@@ -117,8 +117,8 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     links = np.zeros(routers * 9, rules.LINK)
     ports = np.zeros(routers * 8, rules.PORT)
     slots = np.zeros((routers * 9) << shift, rules.SLOT)
+    lanes = np.zeros(routers * 9, rules.LANE)
     links["open"] = (1 << channels) - 1
-    links["pace"] = PACE
     links["reach"] = timing.reach
     links["back"] = timing.back
     slots["credits"], slots["owner"] = depth, NONE
@@ -131,12 +131,12 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         port = (end[end >= 0] + real // plane * plane) * 8 + (direction ^ 1)
         links["first_buffer"][link] = port << shift
         ports["link"][port] = link
-    _seams(chip, timing, flit, depth, links, slots, ends)
+    _seams(chip, timing, flit, depth, links, lanes, slots, ends)
     out, into = number * 8 + 4, routers * 8 + number
     links["reach"][out] = timing.eject
-    links["pace"][out] = _pace(flit, noc.eject_bytes_per_cycle or noc.link_bytes_per_cycle)
+    lanes["pace"][out] = _pace(flit, noc.eject_bytes_per_cycle or noc.link_bytes_per_cycle)
     links["reach"][into] = links["back"][into] = timing.inject
-    links["pace"][into] = _pace(flit, noc.inject_bytes_per_cycle or noc.link_bytes_per_cycle)
+    lanes["pace"][into] = _pace(flit, noc.inject_bytes_per_cycle or noc.link_bytes_per_cycle)
     links["first_buffer"][into] = out << shift
     ports["link"][out] = into
 
@@ -156,10 +156,13 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     clock = np.zeros(1, rules.CLOCK)
     clock["routers"], clock["channels"], clock["shift"] = routers, channels, shift
     clock["speculate"], clock["route_cycles"] = timing.speculate, timing.route
-    clock["paced"], clock["wheel"] = bool((links["pace"] != PACE).any()), wheel
+    clock["paced"], clock["wheel"] = bool((lanes["pace"] != PACE).any()), wheel
 
     def room(size: int) -> NDArray[np.uint32]:
         return np.zeros(size, np.uint32)
+
+    def ends_of(each: int) -> NDArray[np.uint32]:
+        return (np.arange(wheel) * routers * each).astype(np.uint32)
 
     state = State(
         clock=clock,
@@ -170,10 +173,13 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         links=links,
         routers=table,
         ports=ports,
-        crosses=np.zeros(routers * 64, rules.CROSS),
+        lanes=lanes,
         slots=slots,
         buffers=buffers,
-        router_list=room(routers),
+        able=room(routers * 64),
+        asking=room(routers * 64),
+        guessing=room(routers * 64),
+        router_list=room(routers + 1),
         link_list=room(routers * 5),
         source_list=room(routers),
         fresh=room(routers * 5 * channels),
@@ -182,14 +188,14 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         chosen=room(64),
         sleep_time=np.zeros(routers + 1, np.int64),
         sleeper=room(routers + 1),
-        flit_count=room(wheel),
+        flit_end=ends_of(8),
         flit_buffer=room(wheel * routers * 8),
         flit_flight=room(wheel * routers * 8),
-        credit_count=room(wheel),
+        credit_end=ends_of(8),
         credit_slot=room(wheel * routers * 8),
-        tail_count=room(wheel),
+        tail_end=ends_of(1),
         tail_flight=room(wheel * routers),
-        route_count=room(wheel),
+        route_end=ends_of(16),
         route_buffer=room(wheel * routers * 16 if timing.route else 1),
     )
     for source in np.flatnonzero(table["place"] < table["place_end"]):
@@ -221,13 +227,14 @@ def _seams(
     flit: float,
     depth: int,
     links: rules.Records,
+    lanes: rules.Records,
     slots: rules.Records,
     ends: NDArray[np.int32],
 ) -> None:
     """Links between chips have their own rate and length, and buffers for their round trip."""
     noc, seams = chip.noc, chip.seams
     plane = chip.rows * chip.cols
-    links["pace"] = _pace(flit, noc.link_bytes_per_cycle)
+    lanes["pace"] = _pace(flit, noc.link_bytes_per_cycle)
     if seams is None:
         return
     row, col = np.divmod(np.arange(plane), chip.cols)
@@ -239,7 +246,7 @@ def _seams(
             end = ends[:, direction]
             cut = np.flatnonzero((end >= 0) & (place != place[end]))
             link = (network * plane + cut) * 8 + direction
-            links["pace"][link] = _pace(flit, seams.link_bytes_per_cycle)
+            lanes["pace"][link] = _pace(flit, seams.link_bytes_per_cycle)
             links["reach"][link] += extra
             links["back"][link] += extra
             for one in link:
@@ -286,7 +293,7 @@ def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> T
     arrive[arrive >= 0] += _late(chip)
     shape = (chip.noc.networks, chip.rows, chip.cols)
     routers = int(clock["routers"])
-    busy = state.links["carried"] * (state.links["pace"] / PACE)
+    busy = np.zeros(routers * 9)
     out = busy[: routers * 8].reshape(*shape, 8)
     return Times(
         inject,

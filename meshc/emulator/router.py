@@ -76,7 +76,7 @@ def ask_channel(s: State, buffer: int, flight: int) -> None:
     router = port >> 3
     into = port & 7
     link = router << 3 | output_to(s, router, s.flights[flight].target)
-    s.crosses[link << 3 | into].asking |= 1 << (buffer - (port << shift))
+    s.asking[link << 3 | into] |= 1 << (buffer - (port << shift))
     k = s.links[link]
     k.askers |= 1 << into
     if k.open:
@@ -92,34 +92,37 @@ def new_head(s: State, buffer: int, flight: int, now: int) -> None:
     b.left = s.flights[flight].flits
     if clock.route_cycles:
         at = (now + clock.route_cycles) & (clock.wheel - 1)
-        count = np.int64(s.route_count[at])
-        s.route_buffer[at * (np.int64(clock.routers) << 4) + count] = buffer
-        s.route_count[at] = count + 1
+        k = np.int64(s.route_end[at])
+        s.route_buffer[k] = buffer
+        s.route_end[at] = k + 1
     else:
         ask_channel(s, buffer, flight)
 
 
 @inlined
-def list_router(s: State, router: int) -> None:
-    """Allocate a router's switch in the next round."""
+def list_router(s: State, router: int, flag: int) -> None:
+    """Allocate a router's switch in the next round, if the flag is 1 and not 0."""
     clock, r = s.clock[0], s.routers[router]
-    if r.listed == 0:
-        r.listed = 1
-        s.router_list[clock.router_count] = router
-        clock.router_count += 1
+    s.router_list[clock.router_count] = router  # to be overwritten if it does not count
+    clock.router_count += flag & (1 - np.int64(r.listed))
+    r.listed |= flag
 
 
 @inlined
-def set_able(s: State, buffer: int) -> None:
-    """A buffer asks for the switch from now on."""
+def set_able(s: State, buffer: int, flag: int) -> None:
+    """A buffer asks for the switch from now on, if the flag is 1 and not 0.
+
+    Flags are not branches, because most of these are as often 1 as 0, and a branch that is
+    guessed wrongly takes longer than all of this.
+    """
     shift = np.int64(s.clock[0].shift)
     port = buffer >> shift
     link = s.buffers[buffer].slot >> shift
     into = port & 7
     router = port >> 3
-    s.crosses[link << 3 | into].able |= 1 << (buffer - (port << shift))
-    s.routers[router].requests |= 1 << ((link & 7) * 5 + into)
-    list_router(s, router)
+    s.able[link << 3 | into] |= flag << (buffer - (port << shift))
+    s.routers[router].requests |= flag << ((link & 7) * 5 + into)
+    list_router(s, router, flag)
 
 
 @inlined
@@ -199,8 +202,9 @@ def receive_credit(s: State, slot: int) -> None:
     source = (slot >> np.int64(clock.shift)) - (np.int64(clock.routers) << 3)
     if source >= 0:
         wake_source(s, source)
-    elif c.credits == 1 and c.owner != NONE and s.buffers[c.owner].count > 0:
-        set_able(s, np.int64(c.owner))
+    elif c.credits == 1 and c.owner != NONE:
+        owner = np.int64(c.owner)
+        set_able(s, owner, np.int64(s.buffers[owner].count != 0))
 
 
 @inlined
@@ -209,8 +213,7 @@ def receive_flit(s: State, buffer: int, flight: int, now: int) -> None:
     b = s.buffers[buffer]
     b.count += 1
     if flight == NONE:
-        if b.count == 1 and s.slots[b.slot].credits > 0:
-            set_able(s, buffer)
+        set_able(s, buffer, np.int64((b.count == 1) & (s.slots[b.slot].credits != 0)))
     elif b.state == IDLE:
         new_head(s, buffer, flight, now)
     else:
@@ -249,23 +252,27 @@ def receive(s: State, now: int) -> None:
     at = now & (clock.wheel - 1)
     routers = np.int64(clock.routers)
     base = at * (routers << 3)
-    for k in range(base, base + s.credit_count[at]):
+    end = np.int64(s.credit_end[at])
+    s.credit_end[at] = base
+    for k in range(base, end):
         receive_credit(s, np.int64(s.credit_slot[k]))
-    s.credit_count[at] = 0
     if clock.route_cycles:
         base = at * (routers << 4)
-        for k in range(base, base + s.route_count[at]):
+        end = np.int64(s.route_end[at])
+        s.route_end[at] = base
+        for k in range(base, end):
             buffer = np.int64(s.route_buffer[k])
             ask_channel(s, buffer, s.buffers[buffer].flight)
-        s.route_count[at] = 0
     base = at * (routers << 3)
-    for k in range(base, base + s.flit_count[at]):
+    end = np.int64(s.flit_end[at])
+    s.flit_end[at] = base
+    for k in range(base, end):
         receive_flit(s, np.int64(s.flit_buffer[k]), np.int64(s.flit_flight[k]), now)
-    s.flit_count[at] = 0
     base = at * routers
-    for k in range(base, base + s.tail_count[at]):
+    end = np.int64(s.tail_end[at])
+    s.tail_end[at] = base
+    for k in range(base, end):
         receive_tail(s, np.int64(s.tail_flight[k]), now)
-    s.tail_count[at] = 0
 
 
 @inlined
@@ -292,9 +299,9 @@ def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> N
     b.slot = slot
     b.state = FRESH
     s.links[link].open &= ~(1 << offer)
-    x = s.crosses[link << 3 | into]
-    x.asking &= ~(1 << channel)
-    if x.asking == 0:
+    cross = link << 3 | into
+    s.asking[cross] &= ~(1 << channel)
+    if s.asking[cross] == 0:
         s.links[link].askers &= ~(1 << into)
     s.fresh[clock.fresh_count] = buffer
     clock.fresh_count += 1
@@ -305,7 +312,7 @@ def share_link(s: State, link: int) -> None:
     """Several heads want the channels of a link: each channel chooses a head, then each head one
     of the channels that chose it."""
     shift = np.int64(s.clock[0].shift)
-    offered = s.links[link].open
+    offered = np.int64(s.links[link].open)
     askers = np.int64(s.links[link].askers)
     rest = offered
     while rest:
@@ -313,12 +320,12 @@ def share_link(s: State, link: int) -> None:
         rest &= rest - 1
         start = np.int64(s.slots[link << shift | offer].turn)
         into = start >> shift
-        mask = s.crosses[link << 3 | into].asking >> (start - (into << shift))
+        mask = np.int64(s.asking[link << 3 | into]) >> (start - (into << shift))
         if mask:
             s.chosen[offer] = start + lowest(mask)
         else:
             into = np.int64(s.turns[(0 if into == 4 else into + 1) << 5 | askers])
-            s.chosen[offer] = into << shift | lowest(s.crosses[link << 3 | into].asking)
+            s.chosen[offer] = into << shift | lowest(s.asking[link << 3 | into])
     while offered:
         head = np.int64(s.chosen[lowest(offered)])
         offers = 0
@@ -336,7 +343,7 @@ def share_link(s: State, link: int) -> None:
 def guess_link(s: State, link: int) -> None:
     """Heads that wait for a channel ask for the switch too, if a free channel has a credit."""
     clock, k = s.clock[0], s.links[link]
-    rest = k.open
+    rest = np.int64(k.open)
     while rest:
         if s.slots[link << np.int64(clock.shift) | lowest(rest)].credits > 0:
             break
@@ -346,12 +353,12 @@ def guess_link(s: State, link: int) -> None:
         askers = np.int64(k.askers)
         s.routers[router].guesses |= askers << ((link & 7) * 5)
         while askers:
-            x = s.crosses[link << 3 | lowest(askers)]
-            x.guessing = x.asking
+            cross = link << 3 | lowest(askers)
+            s.guessing[cross] = s.asking[cross]
             askers &= askers - 1
         s.guess[clock.guess_count] = link
         clock.guess_count += 1
-        list_router(s, router)
+        list_router(s, router, 1)
 
 
 @inlined
@@ -366,9 +373,9 @@ def allocate_channels(s: State) -> None:
             if clock.speculate:
                 guess_link(s, link)
             into = lowest(askers)
-            asking = s.crosses[link << 3 | into].asking
+            asking = np.int64(s.asking[link << 3 | into])
             if askers & (askers - 1) == 0 and asking & (asking - 1) == 0:
-                take_channel(s, link, into, lowest(asking), s.links[link].open)
+                take_channel(s, link, into, lowest(asking), np.int64(s.links[link].open))
             else:
                 share_link(s, link)
         if s.links[link].askers and s.links[link].open:
@@ -382,33 +389,36 @@ def allocate_channels(s: State) -> None:
 @inlined
 def put_credit(s: State, slot: int, time: int) -> None:
     """A credit is on its way."""
-    clock = s.clock[0]
-    at = time & (clock.wheel - 1)
-    count = np.int64(s.credit_count[at])
-    s.credit_slot[at * (np.int64(clock.routers) << 3) + count] = slot
-    s.credit_count[at] = count + 1
+    at = time & (s.clock[0].wheel - 1)
+    k = np.int64(s.credit_end[at])
+    s.credit_slot[k] = slot
+    s.credit_end[at] = k + 1
 
 
 @inlined
 def put_flit(s: State, buffer: int, flight: int, time: int) -> None:
     """A flit is on its way."""
-    clock = s.clock[0]
-    at = time & (clock.wheel - 1)
-    count = np.int64(s.flit_count[at])
-    k = at * (np.int64(clock.routers) << 3) + count
+    at = time & (s.clock[0].wheel - 1)
+    k = np.int64(s.flit_end[at])
     s.flit_buffer[k] = buffer
     s.flit_flight[k] = flight
-    s.flit_count[at] = count + 1
+    s.flit_end[at] = k + 1
 
 
 @inlined
 def put_tail(s: State, flight: int, time: int) -> None:
     """A message is about to be complete."""
-    clock = s.clock[0]
-    at = time & (clock.wheel - 1)
-    count = np.int64(s.tail_count[at])
-    s.tail_flight[at * np.int64(clock.routers) + count] = flight
-    s.tail_count[at] = count + 1
+    at = time & (s.clock[0].wheel - 1)
+    k = np.int64(s.tail_end[at])
+    s.tail_flight[k] = flight
+    s.tail_end[at] = k + 1
+
+
+@inlined
+def pace_link(s: State, link: int, now: int) -> None:
+    """A flit has gone onto a link."""
+    lane = s.lanes[link]
+    lane.free_at = max(lane.free_at, now * PACE) + lane.pace
 
 
 @inlined
@@ -424,9 +434,8 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     c.credits -= 1
     b.count -= 1
     b.left -= 1
-    k.carried += 1
     if clock.paced:
-        k.free_at = max(k.free_at, now * PACE) + k.pace
+        pace_link(s, link, now)
     arrival = now + k.reach
     flight = np.int64(b.flight)
     if link & 7 != 4:
@@ -438,11 +447,14 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
             put_tail(s, flight, arrival)
     upstream = np.int64(s.ports[port].link)
     put_credit(s, upstream << shift | channel, now + s.links[upstream].back)
-    if b.left > 0:
-        b.state = BODY
-        if b.count > 0 and c.credits > 0:
-            return
-    else:
+    b.state = BODY
+    # Without branches, because these are as often true as not.
+    stays = np.int64((b.left != 0) & (b.count != 0) & (c.credits != 0))
+    cross = link << 3 | into
+    able = s.able[cross] & ~((1 - stays) << channel)
+    s.able[cross] = able
+    s.routers[link >> 3].requests &= ~(np.int64(able == 0) << ((link & 7) * 5 + into))
+    if b.left == 0:
         c.owner = NONE
         k.open |= 1 << (slot - (link << shift))
         if k.askers:
@@ -453,10 +465,6 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
             new_head(s, buffer, following, now + 1)
         else:
             b.state = IDLE
-    x = s.crosses[link << 3 | into]
-    x.able &= ~(1 << channel)
-    if x.able == 0:
-        s.routers[link >> 3].requests &= ~(1 << ((link & 7) * 5 + into))
 
 
 @inlined
@@ -469,9 +477,9 @@ def use_grant(s: State, link: int, into: int, now: int) -> None:
     p = s.ports[port]
     s.links[link].turn = 0 if into == 4 else into + 1
     p.turn = 0 if output == 4 else output + 1
-    x = s.crosses[link << 3 | into]
-    able = x.able
-    channel = lowest_from(able if able else x.guessing, np.int64(p.channel_turn))
+    able = np.int64(s.able[link << 3 | into])
+    asks = able if able else np.int64(s.guessing[link << 3 | into])
+    channel = lowest_from(asks, np.int64(p.channel_turn))
     p.channel_turn = 0 if channel + 1 == channels else channel + 1
     b = s.buffers[port << shift | channel]
     if able or (b.state == FRESH and s.slots[b.slot].credits > 0):
@@ -497,7 +505,7 @@ def grant(s: State, router: int, requests: int) -> int:
 def without_busy(s: State, router: int, requests: int, now: int) -> int:
     """Requests for outputs whose links can take another flit."""
     for output in range(5):
-        if s.links[router << 3 | output].free_at >= (now + 1) * PACE:
+        if s.lanes[router << 3 | output].free_at >= (now + 1) * PACE:
             requests &= ~(31 << (5 * output))
     return requests
 
@@ -531,11 +539,10 @@ def allocate_switches(s: State, now: int) -> None:
                 output = np.int64(s.turns[turn << 5 | offers])
             use_grant(s, router << 3 | output, into, now)
             into = -1
-        if r.requests:
-            s.router_list[kept] = router
-            kept += 1
-        else:
-            r.listed = 0
+        s.router_list[kept] = router
+        again = np.int64(r.requests != 0)
+        kept += again
+        r.listed = again
     clock.router_count = kept
 
 
@@ -547,13 +554,13 @@ def end_round(s: State) -> None:
         link = np.int64(s.guess[k])
         s.routers[link >> 3].guesses = 0
         for into in range(5):
-            s.crosses[link << 3 | into].guessing = 0
+            s.guessing[link << 3 | into] = 0
     clock.guess_count = 0
     for k in range(clock.fresh_count):
         buffer = np.int64(s.fresh[k])
         b = s.buffers[buffer]
-        if b.state >= FRESH and b.count > 0 and s.slots[b.slot].credits > 0:
-            set_able(s, buffer)
+        if b.state >= FRESH:
+            set_able(s, buffer, np.int64((b.count != 0) & (s.slots[b.slot].credits != 0)))
     clock.fresh_count = 0
 
 
@@ -601,7 +608,7 @@ def inject(s: State, router: int, now: int) -> bool:
     clock, r = s.clock[0], s.routers[router]
     link = (np.int64(clock.routers) << 3) + router
     k = s.links[link]
-    if clock.paced and k.free_at >= (now + 1) * PACE:
+    if clock.paced and s.lanes[link].free_at >= (now + 1) * PACE:
         return True
     head = r.left == 0
     if head and not start_message(s, router, link, now):
@@ -611,9 +618,8 @@ def inject(s: State, router: int, now: int) -> bool:
     if c.credits == 0:
         return False
     c.credits -= 1
-    k.carried += 1
     if clock.paced:
-        k.free_at = max(k.free_at, now * PACE) + k.pace
+        pace_link(s, link, now)
     flight = np.int64(r.flight)
     put_flit(s, k.first_buffer + channel, flight if head else NONE, now + k.reach)
     r.left -= 1
@@ -657,7 +663,13 @@ def next_cycle(s: State, now: int) -> int:
     first = s.sleep_time[0] if clock.sleepers else -1
     for time in range(now, now + clock.wheel):
         at = time & (clock.wheel - 1)
-        if s.flit_count[at] or s.credit_count[at] or s.tail_count[at] or s.route_count[at]:
+        base = at * np.int64(clock.routers)
+        if (
+            s.flit_end[at] != base << 3
+            or s.credit_end[at] != base << 3
+            or s.tail_end[at] != base
+            or s.route_end[at] != base << 4
+        ):
             return time if first < 0 else min(time, first)
     return first
 

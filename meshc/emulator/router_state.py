@@ -51,9 +51,11 @@ MESSAGE = np.dtype(
 # A message that is in the network.   behind: the next head in the same buffer.
 FLIGHT = _record("", "message target flits behind")
 # reach: cycles from allocation of the switch to arrival.   back: from allocation of the switch
-# behind the link to the use of its credit.   pace: time of a flit, in 1/PACE cycles.   open: mask of
-# channels that may be taken.   first_buffer: of the port behind it.   askers: mask of inputs.
-LINK = _record("open free_at pace carried", "reach back first_buffer askers listed turn")
+# behind the link to the use of its credit.   open: mask of channels that may be taken.
+# first_buffer: of the port behind it.   askers: mask of inputs.
+LINK = _record("", "open askers reach back first_buffer listed turn")
+# Links that may take more than a cycle per flit.   pace: time of a flit, in 1/PACE cycles.
+LANE = _record("free_at pace", "")
 # requests, guesses: bit output · 5 + input.   row_first, wraps, sense: how messages are routed;
 # sense 0 takes the shorter way.   place … place_end: its core's messages that have not left.
 # flight, left, channel: what its core sends; left is 0 between messages.
@@ -64,8 +66,6 @@ ROUTER = _record(
     "sense",
 )
 PORT = _record("", "link turn channel_turn")
-# Masks of channels: able to send, whose heads ask for a channel, whose heads ask speculatively.
-CROSS = _record("able asking guessing", "")
 # owner: the buffer that sends into it, if any.
 SLOT = _record("", "credits owner turn")
 # left: flits of the flight in front that have not left.   first, last: heads behind it.
@@ -83,9 +83,14 @@ class State(NamedTuple):
     links: Records
     routers: Records
     ports: Records
-    crosses: Records
+    lanes: Records
     slots: Records
     buffers: Records
+    # Masks of channels by cross: those that are able to send, those whose heads ask for a channel,
+    # those whose heads ask for the switch without having a channel.
+    able: NDArray[np.uint32]
+    asking: NDArray[np.uint32]
+    guessing: NDArray[np.uint32]
     router_list: NDArray[np.uint32]  # routers where something asks for the switch
     link_list: NDArray[np.uint32]  # links with free channels and heads that wait for them
     source_list: NDArray[np.uint32]  # routers whose cores inject
@@ -95,13 +100,14 @@ class State(NamedTuple):
     chosen: NDArray[np.uint32]  # (64,): the head that each channel of a link chose
     sleep_time: NDArray[np.int64]  # heap of cores that wait for a time
     sleeper: NDArray[np.uint32]
-    # The wheel of what is on its way, by cycle modulo its size: how much, and
-    flit_count: NDArray[np.uint32]
-    flit_buffer: NDArray[np.uint32]  # cycle · 8 · routers + k
+    # The wheel of what is on its way, by cycle modulo its size: each cycle's part begins at a
+    # multiple of 8 (credits 8, tails 1, routes 16) · routers and ends at
+    flit_end: NDArray[np.uint32]
+    flit_buffer: NDArray[np.uint32]
     flit_flight: NDArray[np.uint32]  # of a head, or NONE
-    credit_count: NDArray[np.uint32]
-    credit_slot: NDArray[np.uint32]  # cycle · 8 · routers + k
-    tail_count: NDArray[np.uint32]
-    tail_flight: NDArray[np.uint32]  # cycle · routers + k
-    route_count: NDArray[np.uint32]
-    route_buffer: NDArray[np.uint32]  # cycle · 16 · routers + k
+    credit_end: NDArray[np.uint32]
+    credit_slot: NDArray[np.uint32]
+    tail_end: NDArray[np.uint32]
+    tail_flight: NDArray[np.uint32]
+    route_end: NDArray[np.uint32]
+    route_buffer: NDArray[np.uint32]
