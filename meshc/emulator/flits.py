@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator import router_state as rules
-from meshc.emulator.router import advance, offer_next
+from meshc.emulator.router import advance, count_flits, offer_next
 from meshc.emulator.batch import Batch, Times
 from meshc.emulator.network import cycle_limit_error
 from meshc.emulator.router_state import NONE, PACE, State
@@ -156,6 +156,8 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     clock = np.zeros(1, rules.CLOCK)
     clock["routers"], clock["channels"], clock["shift"] = routers, channels, shift
     clock["speculate"], clock["route_cycles"] = timing.speculate, timing.route
+    if noc.topology == "torus" and channels > 1:
+        clock["lower"] = (1 << (channels + 1) // 2) - 1
     clock["paced"], clock["wheel"] = bool((lanes["pace"] != PACE).any()), wheel
 
     def room(size: int) -> NDArray[np.uint32]:
@@ -178,6 +180,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         buffers=buffers,
         able=room(routers * 64),
         asking=room(routers * 64),
+        late_asking=room(routers * 64),
         guessing=room(routers * 64),
         router_list=room(routers + 1),
         link_list=room(routers * 5),
@@ -214,6 +217,13 @@ def more_flights(state: State) -> State:
     clock["free_flight"] = have
     clock["free_flights"] += new
     return state._replace(flights=flights)
+
+
+def carried(state: State) -> NDArray[np.float64]:
+    """Busy cycles of each link."""
+    flits = np.zeros(len(state.links), np.int64)
+    count_flits(state, flits)
+    return flits * (state.lanes["pace"] / PACE)
 
 
 def _pace(flit: float, rate: float) -> int:
@@ -293,7 +303,7 @@ def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> T
     arrive[arrive >= 0] += _late(chip)
     shape = (chip.noc.networks, chip.rows, chip.cols)
     routers = int(clock["routers"])
-    busy = np.zeros(routers * 9)
+    busy = carried(state)
     out = busy[: routers * 8].reshape(*shape, 8)
     return Times(
         inject,

@@ -69,16 +69,37 @@ def list_link(s: State, link: int) -> None:
 
 
 @inlined
+def is_late(s: State, router: int, output: int, source: int) -> bool:
+    """Whether a message's next link is the one that closes a ring, or lies behind it: the
+    dateline, without which messages on a ring could wait for each other in a circle."""
+    here, there = s.routers[router], s.routers[source]
+    if output == 0:
+        return here.col + 1 == here.cols or here.col < there.col
+    if output == 1:
+        return here.col == 0 or here.col > there.col
+    if output == 2:
+        return here.row + 1 == here.rows or here.row < there.row
+    return output == 3 and (here.row == 0 or here.row > there.row)
+
+
+@inlined
 def ask_channel(s: State, buffer: int, flight: int) -> None:
     """The head in front of a buffer waits for a channel."""
-    shift = np.int64(s.clock[0].shift)
+    clock, f = s.clock[0], s.flights[flight]
+    shift = np.int64(clock.shift)
     port = buffer >> shift
     router = port >> 3
     into = port & 7
-    link = router << 3 | output_to(s, router, s.flights[flight].target)
-    s.asking[link << 3 | into] |= 1 << (buffer - (port << shift))
+    output = output_to(s, router, f.target)
+    link = router << 3 | output
+    bit = 1 << (buffer - (port << shift))
     k = s.links[link]
-    k.askers |= 1 << into
+    if clock.lower and is_late(s, router, output, f.source):
+        s.late_asking[link << 3 | into] |= bit
+        k.late_askers |= 1 << into
+    else:
+        s.asking[link << 3 | into] |= bit
+        k.askers |= 1 << into
     if k.open:
         list_link(s, link)
 
@@ -299,33 +320,29 @@ def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> N
     b.slot = slot
     b.state = FRESH
     s.links[link].open &= ~(1 << offer)
-    cross = link << 3 | into
-    s.asking[cross] &= ~(1 << channel)
-    if s.asking[cross] == 0:
-        s.links[link].askers &= ~(1 << into)
     s.fresh[clock.fresh_count] = buffer
     clock.fresh_count += 1
 
 
 @inlined
-def share_link(s: State, link: int) -> None:
+def share_link(
+    s: State, link: int, asking: NDArray[np.uint32], askers: int, offered: int
+) -> int:
     """Several heads want the channels of a link: each channel chooses a head, then each head one
-    of the channels that chose it."""
+    of the channels that chose it. Returns the inputs that still have heads waiting."""
     shift = np.int64(s.clock[0].shift)
-    offered = np.int64(s.links[link].open)
-    askers = np.int64(s.links[link].askers)
     rest = offered
     while rest:
         offer = lowest(rest)
         rest &= rest - 1
         start = np.int64(s.slots[link << shift | offer].turn)
         into = start >> shift
-        mask = np.int64(s.asking[link << 3 | into]) >> (start - (into << shift))
+        mask = np.int64(asking[link << 3 | into]) >> (start - (into << shift))
         if mask:
             s.chosen[offer] = start + lowest(mask)
         else:
             into = np.int64(s.turns[(0 if into == 4 else into + 1) << 5 | askers])
-            s.chosen[offer] = into << shift | lowest(s.asking[link << 3 | into])
+            s.chosen[offer] = into << shift | lowest(asking[link << 3 | into])
     while offered:
         head = np.int64(s.chosen[lowest(offered)])
         offers = 0
@@ -336,7 +353,13 @@ def share_link(s: State, link: int) -> None:
             if s.chosen[offer] == head:
                 offers |= 1 << offer
         offered &= ~offers
-        take_channel(s, link, head >> shift, head & ((1 << shift) - 1), offers)
+        into = head >> shift
+        channel = head & ((1 << shift) - 1)
+        take_channel(s, link, into, channel, offers)
+        left = np.int64(asking[link << 3 | into]) & ~(1 << channel)
+        asking[link << 3 | into] = left
+        askers &= ~(np.int64(left == 0) << into)
+    return askers
 
 
 @inlined
@@ -350,11 +373,11 @@ def guess_link(s: State, link: int) -> None:
         rest &= rest - 1
     if rest:
         router = link >> 3
-        askers = np.int64(k.askers)
+        askers = np.int64(k.askers | k.late_askers)
         s.routers[router].guesses |= askers << ((link & 7) * 5)
         while askers:
             cross = link << 3 | lowest(askers)
-            s.guessing[cross] = s.asking[cross]
+            s.guessing[cross] = s.asking[cross] | s.late_asking[cross]
             askers &= askers - 1
         s.guess[clock.guess_count] = link
         clock.guess_count += 1
@@ -365,24 +388,34 @@ def guess_link(s: State, link: int) -> None:
 def allocate_channels(s: State) -> None:
     """Give free channels to heads that wait for them."""
     clock = s.clock[0]
+    lower = np.int64(clock.lower)
     kept = 0
-    for k in range(clock.link_count):
-        link = np.int64(s.link_list[k])
-        askers = np.int64(s.links[link].askers)
-        if askers and s.links[link].open:
-            if clock.speculate:
-                guess_link(s, link)
+    for n in range(clock.link_count):
+        link = np.int64(s.link_list[n])
+        k = s.links[link]
+        if clock.speculate and k.open and (k.askers | k.late_askers):
+            guess_link(s, link)
+        askers = np.int64(k.askers)
+        offered = np.int64(k.open)
+        if lower and link & 7 != 4:
+            late = np.int64(k.late_askers)
+            if late and offered & ~lower:
+                k.late_askers = share_link(s, link, s.late_asking, late, offered & ~lower)
+            offered &= lower
+        if askers and offered:
             into = lowest(askers)
             asking = np.int64(s.asking[link << 3 | into])
             if askers & (askers - 1) == 0 and asking & (asking - 1) == 0:
-                take_channel(s, link, into, lowest(asking), np.int64(s.links[link].open))
+                take_channel(s, link, into, lowest(asking), offered)
+                s.asking[link << 3 | into] = 0
+                k.askers = 0
             else:
-                share_link(s, link)
-        if s.links[link].askers and s.links[link].open:
+                k.askers = share_link(s, link, s.asking, askers, offered)
+        if (k.askers | k.late_askers) and k.open:
             s.link_list[kept] = link
             kept += 1
         else:
-            s.links[link].listed = 0
+            k.listed = 0
     clock.link_count = kept
 
 
@@ -457,7 +490,7 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     if b.left == 0:
         c.owner = NONE
         k.open |= 1 << (slot - (link << shift))
-        if k.askers:
+        if k.askers | k.late_askers:
             list_link(s, link)
         if b.count > 0:
             following = np.int64(b.first)
@@ -594,7 +627,7 @@ def start_message(s: State, router: int, link: int, now: int) -> bool:
     clock.free_flight = f.behind
     clock.free_flights -= 1
     clock.injected += 1
-    f.message, f.target, f.flits = r.place, m.target, m.flits
+    f.message, f.source, f.target, f.flits = r.place, router, m.target, m.flits
     m.inject = now
     r.flight, r.left, r.channel = flight, m.flits, channel
     r.place += 1
@@ -700,3 +733,22 @@ def advance(s: State, until: int, room: int) -> bool:
         now += 1
     clock.now = now
     return True
+
+
+@compiled
+def count_flits(s: State, flits: NDArray[np.int64]) -> None:
+    """Add up, by link, the flits of all messages that have arrived."""
+    clock = s.clock[0]
+    shift = np.int64(clock.shift)
+    cores = np.int64(clock.routers) << 3
+    for number in range(len(s.messages)):
+        m = s.messages[number]
+        if m.arrive >= 0:
+            router = np.int64(m.router)
+            flits[cores + router] += m.flits
+            output = 0
+            while output != 4:
+                output = output_to(s, router, m.target)
+                link = router << 3 | output
+                flits[link] += m.flits
+                router = np.int64(s.links[link].first_buffer) >> shift >> 3

@@ -32,11 +32,12 @@ def _record(longs: str, shorts: str, signed: str = "") -> np.dtype[np.void]:
 
 
 # speculate: heads ask for channel and switch at once.   route_cycles: cycles of a head before it
-# asks for a channel.   paced: some link takes more than a cycle per flit.   wheel: its cycles.
+# asks for a channel.   lower: mask of the channels before the dateline of a torus, 0 where there is
+# none.   paced: some link takes more than a cycle per flit.   wheel: its cycles.
 # The counts say how much of each list is used; free_flight is the first unused one.
 CLOCK = _record(
     "now",
-    "routers channels shift speculate route_cycles paced wheel router_count link_count "
+    "routers channels shift speculate route_cycles lower paced wheel router_count link_count "
     "source_count fresh_count guess_count news_count sleepers free_flight free_flights",
     "injected delivered",
 )
@@ -49,11 +50,12 @@ MESSAGE = np.dtype(
     + [("waits", np.int32)]
 )
 # A message that is in the network.   behind: the next head in the same buffer.
-FLIGHT = _record("", "message target flits behind")
+FLIGHT = _record("", "message source target flits behind")
 # reach: cycles from allocation of the switch to arrival.   back: from allocation of the switch
 # behind the link to the use of its credit.   open: mask of channels that may be taken.
-# first_buffer: of the port behind it.   askers: mask of inputs.
-LINK = _record("", "open askers reach back first_buffer listed turn")
+# first_buffer: of the port behind it.   askers: mask of inputs whose heads may take the lower
+# channels (or all), late_askers: of those that have crossed the dateline and take the upper ones.
+LINK = _record("", "open askers late_askers reach back first_buffer listed turn")
 # Links that may take more than a cycle per flit.   pace: time of a flit, in 1/PACE cycles.
 LANE = _record("free_at pace", "")
 # requests, guesses: bit output · 5 + input.   row_first, wraps, sense: how messages are routed;
@@ -86,10 +88,11 @@ class State(NamedTuple):
     lanes: Records
     slots: Records
     buffers: Records
-    # Masks of channels by cross: those that are able to send, those whose heads ask for a channel,
-    # those whose heads ask for the switch without having a channel.
+    # Masks of channels by cross: those that are able to send, those whose heads ask for a channel
+    # (before and behind the dateline), those whose heads ask for the switch without a channel.
     able: NDArray[np.uint32]
     asking: NDArray[np.uint32]
+    late_asking: NDArray[np.uint32]
     guessing: NDArray[np.uint32]
     router_list: NDArray[np.uint32]  # routers where something asks for the switch
     link_list: NDArray[np.uint32]  # links with free channels and heads that wait for them
