@@ -121,7 +121,7 @@ _INDICES = _list(_whole(0), "a list of whole numbers from 0")
 _POSITIVE, _NONNEGATIVE = _number(True), _number(False)
 _RATES: dict[str, Field] = {d: Field(_POSITIVE) for d in RATE_DTYPES}
 
-# Table → field → how it is read. "dram" is a list of tables; the values of the optional tables
+# Table → field → how it is read. "dram" and "ports" are lists of tables; the values of the optional tables
 # stand here because a table that is present has the documented defaults.
 TABLES: dict[str, dict[str, Field]] = {
     "": {
@@ -174,6 +174,11 @@ TABLES: dict[str, dict[str, Field]] = {
         "bytes_per_cycle": Field(_POSITIVE, 32),
         "latency_cycles": Field(_NONNEGATIVE, 100),
         "capacity_bytes": Field(_whole(1), 12_000_000_000),
+    },
+    "ports": {
+        "cores": Field(_COORDS, REQUIRED),
+        "inject_bytes_per_cycle": Field(_NONNEGATIVE),
+        "eject_bytes_per_cycle": Field(_NONNEGATIVE),
     },
     "seams": {
         "rows": Field(_whole(1), 8),

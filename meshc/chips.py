@@ -21,7 +21,7 @@ import numpy as np
 
 from meshc.chipfields import OWN_DEFAULT, REQUIRED, TABLES, OutOfRangeError
 from meshc.errors import InputError
-from meshc.ir.chip import Array, ChipSpec, CoreSpec, DramChannel, EnergySpec, NocSpec, Seams
+from meshc.ir.chip import Array, ChipSpec, CoreSpec, DramChannel, EnergySpec, NocSpec, Ports, Seams
 
 MAX_CORES = 10_000_000
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -173,7 +173,7 @@ def _override(document: Table, key: str, text: str, where: str) -> None:
                 )
             node = node[int(part)]
         else:
-            fresh: Any = [] if depth == 0 and part == "dram" else {}
+            fresh: Any = [] if depth == 0 and part in ("dram", "ports") else {}
             node = node.setdefault(part, fresh)
         if not isinstance(node, dict | list):
             raise InputError(
@@ -333,6 +333,15 @@ def _chip(document: Table, where: str) -> ChipSpec:
     fields["dram"] = tuple(
         DramChannel(**_fields(c, "dram", f"dram.{i}", where)) for i, c in enumerate(channels)
     )
+    ports = document.get("ports", [])
+    if not isinstance(ports, list):
+        raise InputError(
+            f"{where}: ports is {_show(ports)}, but it must be a list of groups of cores; "
+            "write each one under [[ports]]."
+        )
+    fields["ports"] = tuple(
+        Ports(**_fields(p, "ports", f"ports.{i}", where)) for i, p in enumerate(ports)
+    )
     if document.get("seams"):
         fields["seams"] = Seams(**_fields(document["seams"], "seams", "seams", where))
     if document.get("energy"):
@@ -384,6 +393,13 @@ def _check_mesh(chip: ChipSpec, where: str) -> None:
                 f"{where}: dram.{index} at ({channel.row}, {channel.col}) lies outside {size}; "
                 "move it to a core of the mesh."
             )
+    for index, ports in enumerate(chip.ports):
+        for core in ports.cores:
+            if core.row >= chip.rows or core.col >= chip.cols:
+                raise InputError(
+                    f"{where}: ports.{index} names ({core.row}, {core.col}), which lies outside "
+                    f"{size}; remove or correct it."
+                )
     if chip.seams is not None:
         for what, size_of, total in (
             ("rows", chip.seams.rows, chip.rows),

@@ -134,9 +134,10 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     _seams(chip, timing, flit, depth, links, lanes, slots, ends)
     out, into = number * 8 + 4, routers * 8 + number
     links["reach"][out] = timing.eject
-    lanes["pace"][out] = _pace(flit, noc.eject_bytes_per_cycle or noc.link_bytes_per_cycle)
+    inject, eject = chip.port_rates()
+    lanes["pace"][out] = [_pace(flit, rate) for rate in eject] * noc.networks
     links["reach"][into] = links["back"][into] = timing.inject
-    lanes["pace"][into] = _pace(flit, noc.inject_bytes_per_cycle or noc.link_bytes_per_cycle)
+    lanes["pace"][into] = [_pace(flit, rate) for rate in inject] * noc.networks
     links["first_buffer"][into] = out << shift
     ports["link"][out] = into
 

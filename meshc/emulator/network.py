@@ -94,6 +94,9 @@ class Network(Generic[M]):
         self._seam_rate = chip.seams.link_bytes_per_cycle if chip.seams else self._rate
         self._inject_rate = noc.inject_bytes_per_cycle or self._rate
         self._eject_rate = noc.eject_bytes_per_cycle or self._rate
+        self._cores = chip.rows * chip.cols
+        # Rates of single ports, where they differ.
+        self._own_rates = chip.port_rates() if chip.ports else None
         self._hop: list[float] = [noc.hop_cycles] * count
         self._slow = [False] * count
         if chip.seams is not None:
@@ -117,6 +120,19 @@ class Network(Generic[M]):
             message.inject_cycles,
             message.eject_cycles,
         ) = cycles
+        if self._own_rates is not None:
+            message.inject_cycles = self._port_cycles(0, size_bytes, path.port)
+
+    def _port_cycles(self, side: int, size_bytes: int, port: int) -> int:
+        """Cycles of so many bytes in a port into (side 0) or out of (1) the network."""
+        assert self._own_rates is not None
+        return max(1, ceil(size_bytes / self._own_rates[side][port % self._cores]))
+
+    def _eject_cycles(self, message: M, ordinal: int) -> int:
+        """Cycles that a message takes in its ejection port."""
+        if self._own_rates is None:
+            return message.eject_cycles
+        return self._port_cycles(1, message.bytes, message.path.exits[ordinal])
 
     def depart(self, message: M, time: float) -> None:
         """Hand a prepared message with an id to its injection port at `time`."""
@@ -205,7 +221,7 @@ class Network(Generic[M]):
                 start = eject_free[core]
                 if start < time:
                     start = time
-                end = eject_free[core] = start + message.eject_cycles
+                end = eject_free[core] = start + self._eject_cycles(message, ordinal)
                 arrived(message, ordinal, (end if end > tail else tail) + ramp_out - 1)
                 break
 
@@ -221,7 +237,7 @@ class Network(Generic[M]):
     def unloaded_cycles(self, message: M, ordinal: int = 0) -> float:
         """Cycles from departure to the tail's arrival in an empty network."""
         path = message.path
-        cycles = max(message.inject_cycles, message.eject_cycles)
+        cycles = max(message.inject_cycles, self._eject_cycles(message, ordinal))
         plain, seam = path.uses[ordinal]
         if plain:
             cycles = max(cycles, message.link_cycles)

@@ -253,7 +253,7 @@ def make_queues(chip: ChipSpec, batch: Batch) -> Queues:
     following += (np.arange(noc.networks) * plane)[:, None, None]
     odd = number // plane % 2
     one_way = noc.one_way and noc.topology == "torus"
-    inject, eject = port_rates(chip)
+    inject, eject = (np.tile(rates, noc.networks) for rates in chip.port_rates())
 
     wake, wake_start, waits = batch.wakes()
     return Queues(
@@ -295,15 +295,6 @@ def make_queues(chip: ChipSpec, batch: Batch) -> Queues:
         time=np.empty(count + 1),
         message=np.empty(count + 1, np.uint32),
     )
-
-
-def port_rates(chip: ChipSpec) -> tuple[Floats, Floats]:
-    """Bytes per cycle of each core's ports into and out of each network."""
-    noc = chip.noc
-    routers = noc.networks * chip.rows * chip.cols
-    inject = np.full(routers, float(noc.inject_bytes_per_cycle or noc.link_bytes_per_cycle))
-    eject = np.full(routers, float(noc.eject_bytes_per_cycle or noc.link_bytes_per_cycle))
-    return inject, eject
 
 
 def run_queues(chip: ChipSpec, batch: Batch, cycle_limit: float | None = None) -> Times:

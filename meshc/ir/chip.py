@@ -79,6 +79,15 @@ class DramChannel:
 
 
 @dataclass(frozen=True)
+class Ports:
+    """Cores (or tiles of other kinds) whose ports have rates of their own; 0 is the network's."""
+
+    cores: tuple[Coord, ...]
+    inject_bytes_per_cycle: float = 0
+    eject_bytes_per_cycle: float = 0
+
+
+@dataclass(frozen=True)
 class Seams:
     """The mesh is cut into chips of rows × cols; crossing a cut costs these."""
 
@@ -109,6 +118,7 @@ class ChipSpec:
     core: CoreSpec
     noc: NocSpec
     dram: tuple[DramChannel, ...] = ()
+    ports: tuple[Ports, ...] = ()
     seams: Seams | None = None
     energy: EnergySpec | None = None
     dead_cores: tuple[Coord, ...] = ()
@@ -129,3 +139,17 @@ class ChipSpec:
     def cores(self) -> int:
         """Number of working cores."""
         return self.rows * self.cols - len(self.dead())
+
+    def port_rates(self) -> tuple[list[float], list[float]]:
+        """Bytes per cycle of each core's ports into and out of a network, row by row."""
+        noc = self.noc
+        pair = (noc.inject_bytes_per_cycle, noc.eject_bytes_per_cycle)
+        inject, eject = (
+            [float(rate or noc.link_bytes_per_cycle)] * (self.rows * self.cols) for rate in pair
+        )
+        for ports in self.ports:
+            for core in ports.cores:
+                at = core.row * self.cols + core.col
+                inject[at] = ports.inject_bytes_per_cycle or inject[at]
+                eject[at] = ports.eject_bytes_per_cycle or eject[at]
+        return inject, eject
