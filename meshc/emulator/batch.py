@@ -64,6 +64,7 @@ class Times:
     arrived; -1 for one that never left.
     link_busy, inject_busy, eject_busy: busy cycles, of shape (networks, rows, cols, 4) with
     directions as in `meshc.emulator.paths`, and (networks, rows, cols).
+    alone: cycles of each message in an empty network.
     stuck: messages that were injected and cannot arrive, because buffers wait in a circle.
     """
 
@@ -72,6 +73,7 @@ class Times:
     link_busy: NDArray[np.float64]
     inject_busy: NDArray[np.float64]
     eject_busy: NDArray[np.float64]
+    alone: NDArray[np.float64]
     stuck: int = 0
 
     @property

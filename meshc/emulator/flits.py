@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator import router_state as rules
-from meshc.emulator.router import advance, count_flits, offer_next
+from meshc.emulator.router import advance
+from meshc.emulator.router_paths import alone, count_flits
+from meshc.emulator.router_sources import offer_next
 from meshc.emulator.batch import Batch, Times
+from meshc.emulator.messages import links_used
 from meshc.emulator.network import cycle_limit_error
 from meshc.emulator.router_state import NONE, PACE, State
 from meshc.errors import InputError
@@ -30,7 +33,8 @@ class Timing:
 
     reach: from allocation of the switch to arrival in the next router (body flits).
     back: from there to use of the credit.   eject: from allocation of the switch to the core.
-    inject: from core to router.   late: to add to arrivals, where ramps are shorter than a router.
+    inject: from core to router.   ahead: of a head in a router before it asks for the switch.
+    late, late_per_hop: to add to arrivals, where ramps or hops are shorter than a router can be.
     """
 
     speculate: bool
@@ -39,7 +43,9 @@ class Timing:
     back: int
     inject: int
     eject: int
+    ahead: int
     late: int
+    late_per_hop: int
 
     @staticmethod
     def of(hop: int, ramps: tuple[int, int]) -> Timing:
@@ -49,7 +55,24 @@ class Timing:
         into = max(ramps[0] - max(ahead, 1), 1)
         out = max(ramps[1] + max(ahead, 1) - ahead, 1)
         late = sum(ramps) - (into + ahead + out)
-        return Timing(ahead == 0, max(ahead - 1, 0), reach, back, into, out, late)
+        return Timing(
+            ahead == 0,
+            max(ahead - 1, 0),
+            reach,
+            back,
+            into,
+            out,
+            ahead,
+            late,
+            hop - ahead - reach,
+        )
+
+    @staticmethod
+    def on(chip: ChipSpec) -> Timing:
+        """Of a chip; raises InputError where its times are no whole cycles."""
+        noc = chip.noc
+        ramps = [_whole(chip, "noc.ramp_cycles", ramp) for ramp in noc.ramp_cycles]
+        return Timing.of(_whole(chip, "noc.hop_cycles", noc.hop_cycles), (ramps[0], ramps[1]))
 
 
 def _whole(chip: ChipSpec, name: str, value: float) -> int:
@@ -104,9 +127,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
             f"Chip '{chip.name}' has {noc.virtual_channels} virtual channels, but a network with "
             "finite buffers is emulated with at most 32; lower noc.virtual_channels."
         )
-    hop = _whole(chip, "noc.hop_cycles", noc.hop_cycles)
-    ramps = [_whole(chip, "noc.ramp_cycles", r) for r in noc.ramp_cycles]
-    timing = Timing.of(hop, (ramps[0], ramps[1]))
+    timing = Timing.on(chip)
     flit = flit_bytes(chip)
     plane = chip.rows * chip.cols
     routers = noc.networks * plane
@@ -289,6 +310,13 @@ def _messages(
 def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> Times:
     """Send a batch through a chip's network with finite buffers."""
     order, state = make_state(chip, batch)
+    timing = Timing.on(chip)
+    late = timing.late + timing.late_per_hop * links_used(chip, batch)
+    cycles = np.zeros(len(batch), np.int64)
+    alone(state, timing.ahead, cycles)
+    unloaded = np.empty(len(batch))
+    unloaded[order] = cycles
+    unloaded += late
     clock = state.clock[0]
     until = (1 << 62) if cycle_limit is None else cycle_limit + 1
     while advance(state, until, NEWS_ROOM):
@@ -301,7 +329,7 @@ def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> T
     arrive = np.empty(len(batch), np.int64)
     inject[order] = state.messages["inject"]
     arrive[order] = state.messages["arrive"]
-    arrive[arrive >= 0] += _late(chip)
+    arrive[arrive >= 0] += late[arrive >= 0]
     shape = (chip.noc.networks, chip.rows, chip.cols)
     routers = int(clock["routers"])
     busy = carried(state)
@@ -312,10 +340,6 @@ def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> T
         out[..., :4].copy(),
         busy[routers * 8 :].reshape(shape).copy(),
         out[..., 4].copy(),
+        unloaded,
         int(clock["injected"] - clock["delivered"]),
     )
-
-
-def _late(chip: ChipSpec) -> int:
-    noc = chip.noc
-    return Timing.of(int(noc.hop_cycles), (int(noc.ramp_cycles[0]), int(noc.ramp_cycles[1]))).late

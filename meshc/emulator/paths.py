@@ -136,7 +136,9 @@ class Paths:
             return (True, forward) if network % 2 == 0 else (False, (start - end) % size)
         return (True, forward) if 2 * forward <= size else (False, size - forward)
 
-    def _leg(self, source: int, destination: int, policy: str, network: int) -> list[int]:
+    def _leg(
+        self, source: int, destination: int, policy: str, network: int, check: bool = True
+    ) -> list[int]:
         """Links from one core to another, along the row first ("xy") or the column first."""
         row, col = divmod(source, self.cols)
         to_row, to_col = divmod(destination, self.cols)
@@ -150,14 +152,23 @@ class Paths:
         at = source
         base = network * self.rows * self.cols
         for direction in along_col + along_row if policy == "yx" else along_row + along_col:
-            if at in self._dead_routers:
+            if check and at in self._dead_routers:
                 self._refuse_dead(source, destination, at)
             links.append((base + at) * 4 + direction)
             at = self._neighbour(at, direction)
         for end in (source, destination):
-            if end in self._dead_ends:
+            if check and end in self._dead_ends:
                 self._refuse_dead(source, destination, end)
         return links
+
+    def blocked(self, source: int, destination: int, route: Route) -> int | None:
+        """A dead core that a message would use, if any."""
+        for end in (source, destination):
+            if end in self._dead_ends:
+                return end
+        legs = self._leg(source, destination, route.policy, route.network, check=False)
+        cores = ((link >> 2) % (self.rows * self.cols) for link in legs)
+        return next((core for core in cores if core in self._dead_routers), None)
 
     def _refuse_dead(self, source: int, destination: int, dead: int) -> None:
         raise InvariantError(

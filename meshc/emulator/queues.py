@@ -228,6 +228,27 @@ def serve(q: Queues, limit: float, budget: int) -> int:
     return 1
 
 
+@compiled
+def alone(q: Queues, cycles_of: Floats) -> None:
+    """How long each message takes in an empty network."""
+    for message in range(len(q.bytes)):
+        size = q.bytes[message]
+        router = np.int64(q.source[message])
+        target = np.int64(q.target[message])
+        taken = max(cycles(size, q.inject_rate[router]), cycles(size, q.eject_rate[target]))
+        head = q.ramps[0] + q.ramps[1]
+        while True:
+            direction = direction_to(q, router, target)
+            if direction < 0:
+                break
+            link = router << 2 | direction
+            router = np.int64(q.next[link])
+            if q.hop[link] >= 0:
+                head += q.hop[link]
+                taken = max(taken, cycles(size, q.link_rate[link]))
+        cycles_of[message] = head + taken - 1
+
+
 def make_queues(chip: ChipSpec, batch: Batch) -> Queues:
     """A chip's network before anything was sent."""
     noc, seams = chip.noc, chip.seams
@@ -300,6 +321,8 @@ def make_queues(chip: ChipSpec, batch: Batch) -> Queues:
 def run_queues(chip: ChipSpec, batch: Batch, cycle_limit: float | None = None) -> Times:
     """Send a batch through a chip's network with unlimited buffers."""
     q = make_queues(chip, batch)
+    unloaded = np.zeros(len(batch))
+    alone(q, unloaded)
     start(q)
     limit = np.inf if cycle_limit is None else cycle_limit
     while (state := serve(q, limit, 1 << 20)) == 1:
@@ -313,4 +336,5 @@ def run_queues(chip: ChipSpec, batch: Batch, cycle_limit: float | None = None) -
         q.link_busy.reshape(*shape, 4),
         q.inject_busy.reshape(shape),
         q.eject_busy.reshape(shape),
+        unloaded,
     )

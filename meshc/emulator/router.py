@@ -28,6 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator.compiled import compiled, inlined, lowest
+from meshc.emulator.router_paths import is_late, output_to
+from meshc.emulator.router_sources import (
+    inject_all,
+    offer_next,
+    pace_link,
+    put_credit,
+    put_flit,
+    put_tail,
+    wake_source,
+)
 from meshc.emulator.router_state import BODY, FRESH, IDLE, NONE, PACE, WAITING, State
 
 
@@ -41,24 +51,6 @@ def lowest_from(mask: int, start: int) -> int:
 
 
 @inlined
-def output_to(s: State, router: int, target: int) -> int:
-    """The output towards another router."""
-    here, there = s.routers[router], s.routers[target]
-    across = np.int64(there.col) - np.int64(here.col)
-    down = np.int64(there.row) - np.int64(here.row)
-    if across == 0 and down == 0:
-        return 4
-    first, step, size = 0, across, np.int64(here.cols)
-    if down != 0 and (across == 0 or here.row_first == 0):
-        first, step, size = 2, down, np.int64(here.rows)
-    if here.wraps == 0:
-        return first if step > 0 else first + 1
-    if here.sense != 0:
-        return first if here.sense > 0 else first + 1
-    return first if 2 * (step % size) <= size else first + 1
-
-
-@inlined
 def list_link(s: State, link: int) -> None:
     """Allocate a link's channels in the next round."""
     clock = s.clock[0]
@@ -66,20 +58,6 @@ def list_link(s: State, link: int) -> None:
         s.links[link].listed = 1
         s.link_list[clock.link_count] = link
         clock.link_count += 1
-
-
-@inlined
-def is_late(s: State, router: int, output: int, source: int) -> bool:
-    """Whether a message's next link is the one that closes a ring, or lies behind it: the
-    dateline, without which messages on a ring could wait for each other in a circle."""
-    here, there = s.routers[router], s.routers[source]
-    if output == 0:
-        return here.col + 1 == here.cols or here.col < there.col
-    if output == 1:
-        return here.col == 0 or here.col > there.col
-    if output == 2:
-        return here.row + 1 == here.rows or here.row < there.row
-    return output == 3 and (here.row == 0 or here.row > there.row)
 
 
 @inlined
@@ -144,75 +122,6 @@ def set_able(s: State, buffer: int, flag: int) -> None:
     s.able[link << 3 | into] |= flag << (buffer - (port << shift))
     s.routers[router].requests |= flag << ((link & 7) * 5 + into)
     list_router(s, router, flag)
-
-
-@inlined
-def wake_source(s: State, router: int) -> None:
-    """A router's core may be able to inject."""
-    clock, r = s.clock[0], s.routers[router]
-    if r.awake == 0:
-        r.awake = 1
-        s.source_list[clock.source_count] = router
-        clock.source_count += 1
-
-
-@compiled
-def push(
-    times: NDArray[np.int64], routers: NDArray[np.uint32], size: int, until: int, router: int
-) -> None:
-    """Put a router onto a heap of so many, ordered by (time, router)."""
-    at = size
-    while at > 0:
-        up = (at - 1) >> 1
-        time = times[up]
-        if time < until or (time == until and routers[up] < router):
-            break
-        times[at], routers[at] = time, routers[up]
-        at = up
-    times[at], routers[at] = until, router
-
-
-@compiled
-def pop(times: NDArray[np.int64], routers: NDArray[np.uint32], size: int) -> int:
-    """Take the first router off a heap of so many."""
-    router = routers[0]
-    size -= 1
-    until, last = times[size], routers[size]
-    at = 0
-    while 2 * at + 1 < size:
-        down = 2 * at + 1
-        time = times[down]
-        if down + 1 < size:
-            other = times[down + 1]
-            if other < time or (other == time and routers[down + 1] < routers[down]):
-                down, time = down + 1, other
-        if until < time or (until == time and last < routers[down]):
-            break
-        times[at], routers[at] = time, routers[down]
-        at = down
-    times[at], routers[at] = until, last
-    return router
-
-
-@inlined
-def sleep(s: State, router: int, until: int) -> None:
-    """Put a core to sleep."""
-    clock = s.clock[0]
-    push(s.sleep_time, s.sleeper, np.int64(clock.sleepers), until, router)
-    clock.sleepers += 1
-
-
-@compiled
-def offer_next(s: State, router: int, now: int) -> None:
-    """Wake a core for its next message, or let it sleep until the message is ready."""
-    r = s.routers[router]
-    if r.left == 0 and r.place < r.place_end:
-        m = s.messages[r.place]
-        if m.waits == 0:
-            if m.ready <= now:
-                wake_source(s, router)
-            else:
-                sleep(s, router, m.ready)
 
 
 @inlined
@@ -420,41 +329,6 @@ def allocate_channels(s: State) -> None:
 
 
 @inlined
-def put_credit(s: State, slot: int, time: int) -> None:
-    """A credit is on its way."""
-    at = time & (s.clock[0].wheel - 1)
-    k = np.int64(s.credit_end[at])
-    s.credit_slot[k] = slot
-    s.credit_end[at] = k + 1
-
-
-@inlined
-def put_flit(s: State, buffer: int, flight: int, time: int) -> None:
-    """A flit is on its way."""
-    at = time & (s.clock[0].wheel - 1)
-    k = np.int64(s.flit_end[at])
-    s.flit_buffer[k] = buffer
-    s.flit_flight[k] = flight
-    s.flit_end[at] = k + 1
-
-
-@inlined
-def put_tail(s: State, flight: int, time: int) -> None:
-    """A message is about to be complete."""
-    at = time & (s.clock[0].wheel - 1)
-    k = np.int64(s.tail_end[at])
-    s.tail_flight[k] = flight
-    s.tail_end[at] = k + 1
-
-
-@inlined
-def pace_link(s: State, link: int, now: int) -> None:
-    """A flit has gone onto a link."""
-    lane = s.lanes[link]
-    lane.free_at = max(lane.free_at, now * PACE) + lane.pace
-
-
-@inlined
 def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     """A flit leaves an input's channel through the switch."""
     clock = s.clock[0]
@@ -598,96 +472,6 @@ def end_round(s: State) -> None:
 
 
 @inlined
-def free_channel(s: State, router: int, link: int) -> int:
-    """The channel into which a core may send a head, or -1."""
-    clock = s.clock[0]
-    channels, shift = np.int64(clock.channels), np.int64(clock.shift)
-    channel = np.int64(s.routers[router].channel)
-    for _ in range(channels):
-        channel = 0 if channel + 1 == channels else channel + 1
-        if s.links[link].open >> channel & 1 and s.slots[link << shift | channel].credits > 0:
-            return channel
-    return -1
-
-
-@inlined
-def start_message(s: State, router: int, link: int, now: int) -> bool:
-    """A core begins with its next message, if it can."""
-    clock, r = s.clock[0], s.routers[router]
-    if r.place >= r.place_end:
-        return False
-    m = s.messages[r.place]
-    if m.waits or m.ready > now:
-        return False  # a credit came while the core sleeps
-    channel = free_channel(s, router, link)
-    if channel < 0:
-        return False  # until a credit comes
-    flight = np.int64(clock.free_flight)
-    f = s.flights[flight]
-    clock.free_flight = f.behind
-    clock.free_flights -= 1
-    clock.injected += 1
-    f.message, f.source, f.target, f.flits = r.place, router, m.target, m.flits
-    m.inject = now
-    r.flight, r.left, r.channel = flight, m.flits, channel
-    r.place += 1
-    s.links[link].open &= ~(1 << channel)
-    return True
-
-
-@inlined
-def inject(s: State, router: int, now: int) -> bool:
-    """A core sends a flit if it can; returns whether it wants to be asked again next cycle."""
-    clock, r = s.clock[0], s.routers[router]
-    link = (np.int64(clock.routers) << 3) + router
-    k = s.links[link]
-    if clock.paced and s.lanes[link].free_at >= (now + 1) * PACE:
-        return True
-    head = r.left == 0
-    if head and not start_message(s, router, link, now):
-        return False
-    channel = np.int64(r.channel)
-    c = s.slots[link << np.int64(clock.shift) | channel]
-    if c.credits == 0:
-        return False
-    c.credits -= 1
-    if clock.paced:
-        pace_link(s, link, now)
-    flight = np.int64(r.flight)
-    put_flit(s, k.first_buffer + channel, flight if head else NONE, now + k.reach)
-    r.left -= 1
-    if r.left == 0:
-        k.open |= 1 << channel
-        if r.place >= r.place_end:
-            return False
-        m = s.messages[r.place]
-        if m.waits:
-            return False
-        if m.ready > now + 1:
-            sleep(s, router, m.ready)
-            return False
-    return True
-
-
-@inlined
-def inject_all(s: State, now: int) -> None:
-    """Cores send."""
-    clock = s.clock[0]
-    while clock.sleepers and s.sleep_time[0] <= now:
-        wake_source(s, np.int64(pop(s.sleep_time, s.sleeper, np.int64(clock.sleepers))))
-        clock.sleepers -= 1
-    kept = 0
-    for k in range(clock.source_count):
-        router = np.int64(s.source_list[k])
-        if inject(s, router, now):
-            s.source_list[kept] = router
-            kept += 1
-        else:
-            s.routers[router].awake = 0
-    clock.source_count = kept
-
-
-@inlined
 def next_cycle(s: State, now: int) -> int:
     """The next cycle in which something can happen, or -1: nothing will."""
     clock = s.clock[0]
@@ -733,22 +517,3 @@ def advance(s: State, until: int, room: int) -> bool:
         now += 1
     clock.now = now
     return True
-
-
-@compiled
-def count_flits(s: State, flits: NDArray[np.int64]) -> None:
-    """Add up, by link, the flits of all messages that have arrived."""
-    clock = s.clock[0]
-    shift = np.int64(clock.shift)
-    cores = np.int64(clock.routers) << 3
-    for number in range(len(s.messages)):
-        m = s.messages[number]
-        if m.arrive >= 0:
-            router = np.int64(m.router)
-            flits[cores + router] += m.flits
-            output = 0
-            while output != 4:
-                output = output_to(s, router, m.target)
-                link = router << 3 | output
-                flits[link] += m.flits
-                router = np.int64(s.links[link].first_buffer) >> shift >> 3
