@@ -121,8 +121,8 @@ _INDICES = _list(_whole(0), "a list of whole numbers from 0")
 _POSITIVE, _NONNEGATIVE = _number(True), _number(False)
 _RATES: dict[str, Field] = {d: Field(_POSITIVE) for d in RATE_DTYPES}
 
-# Table → field → how it is read. "dram" and "ports" are lists of tables; the values of the optional tables
-# stand here because a table that is present has the documented defaults.
+# Table → field → how it is read. "dram" and "ports" are lists of tables; the values of the optional
+# tables stand here because a table that is present has the documented defaults.
 TABLES: dict[str, dict[str, Field]] = {
     "": {
         "name": Field(_text, REQUIRED),

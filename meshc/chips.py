@@ -48,6 +48,18 @@ def load_chip(name: str | Path, overrides: Mapping[str, str] = _NOTHING) -> Chip
     return _chip(document, where)
 
 
+def parse_overrides(items: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise InputError(
+                f"--override '{item}' is not FIELD=VALUE; write for example core.sram_bytes=98304."
+            )
+        found[key.strip()] = value.strip()
+    return found
+
+
 def chip_sources(name: str | Path) -> dict[str, str]:
     """Field → source, for every number that carries its own; "" has the whole chip's source."""
     document, sources = _document(str(name))

@@ -195,6 +195,19 @@ def parser() -> argparse.ArgumentParser:
     v.add_argument("-o", "--dest", metavar="DIR", help="folder for the pictures (default OUT)")
     v.set_defaults(run=_viz)
 
+    n = add("noc", "Send a file of messages through a chip's network alone.")
+    n.add_argument("traffic", metavar="TRAFFIC.csv")
+    n.add_argument("--chip", required=True, help="a name from 'meshc chips' or a TOML file")
+    n.add_argument("-o", "--output", metavar="OUT.csv", help="the same lines with their times")
+    n.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the chip spec (repeatable)",
+    )
+    n.set_defaults(run=_noc)
+
     h = add("chips", "List the shipped chip specs, or show one.")
     h.add_argument("name", nargs="?")
     h.set_defaults(run=_chips)
@@ -444,6 +457,22 @@ def _viz(args: argparse.Namespace) -> int:
     elif not args.quiet:
         for f in files:
             print(f)
+    return 0
+
+
+def _noc(args: argparse.Namespace) -> int:
+    from meshc import chips, noc, summary
+
+    status, say = _say(args)
+    with status:
+        chip = chips.load_chip(args.chip, chips.parse_overrides(tuple(args.override)))
+        output = Path(args.output) if args.output else None
+        result = noc.run_file(Path(args.traffic), chip, output, say)
+    record = result.record() | {"peak_rss_bytes": _peak_rss_bytes()}
+    if args.json:
+        _emit_json(record)
+    elif not args.quiet:
+        summary.print_noc(record)
     return 0
 
 

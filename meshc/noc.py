@@ -125,7 +125,9 @@ def run_file(
     try:
         result = run_messages(chip, batch)
     except CircleError as circle:
-        raise InputError(str(CircleError(circle.message, circle.count, _name(path, circle)))) from None
+        raise InputError(
+            str(CircleError(circle.message, circle.count, _name(path, circle)))
+        ) from None
     result.seconds["read"] = read
     if output is not None:
         began = time.process_time()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshc import frontend
-from meshc.chips import load_chip
+from meshc.chips import load_chip, parse_overrides
 from meshc.emit import emit
 from meshc.emulator import check_chip_runs
 from meshc.errors import DoesNotFitError, InputError
@@ -108,7 +108,7 @@ def compile(
             f"Strategy '{options.strategy}' is not available; this version has "
             f"{', '.join(STRATEGIES)}."
         )
-    chip = load_chip(options.chip, _overrides(options.overrides))
+    chip = load_chip(options.chip, parse_overrides(options.overrides))
     if options.grid and (options.grid[0] > chip.rows or options.grid[1] > chip.cols):
         raise InputError(
             f"--grid {options.grid[0]}x{options.grid[1]} is larger than the "
@@ -293,18 +293,6 @@ def check_rates(graph: Graph, chip: ChipSpec) -> None:
                 f"{chip.name} has no rate in {lacks} (it has {', '.join(table) or 'none'}); give "
                 f"one with --override, or export the model in another type."
             )
-
-
-def _overrides(items: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals or not key.strip():
-            raise InputError(
-                f"--override '{item}' is not FIELD=VALUE; write for example core.sram_bytes=98304."
-            )
-        found[key.strip()] = value.strip()
-    return found
 
 
 def _digests(bound: Any, one_file: bool) -> dict[str, str]:

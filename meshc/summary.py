@@ -225,6 +225,17 @@ def print_chips(specs: list[ChipSpec]) -> None:
     Console(highlight=False).print(table)
 
 
+def print_noc(record: dict[str, Any]) -> None:
+    """What `meshc noc` found."""
+    table = _table(f"{record['messages']:,} messages on {record['chip']}", "", "cycles")
+    for name in ("makespan", "no_contention_makespan", "mean_latency", "max_latency"):
+        table.add_row(name.replace("_", " "), f"{record[f'{name}_cycles']:,.6g}")
+    table.add_section()
+    for name, share in record["utilization"].items():
+        table.add_row(f"{name.replace('_', ' ')} busy", f"{100 * share:.1f} %")
+    Console(highlight=False).print(table)
+
+
 def print_ops(rows: list[tuple[str, int, str]]) -> None:
     table = _table("Operators", "operator", "nodes", "status")
     for name, count, status in rows:

@@ -158,9 +158,10 @@ def _numbers(block: bytes, width: int) -> NDArray[np.int64] | None:
     commas = np.flatnonzero(text == ord(","))
     lines = len(ends)
     # Every line has its commas, every field a digit and not more than fit.
-    if len(commas) != lines * (width - 1) or (
-        np.searchsorted(commas, ends) != np.arange(1, lines + 1) * (width - 1)
-    ).any():
+    if (
+        len(commas) != lines * (width - 1)
+        or (np.searchsorted(commas, ends) != np.arange(1, lines + 1) * (width - 1)).any()
+    ):
         return None
     marks = np.sort(np.concatenate([[-1], commas, ends]))
     sizes = np.diff(marks)

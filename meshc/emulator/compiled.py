@@ -7,14 +7,21 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numba
-from llvmlite import ir
+import numba.core.config
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
+NJIT: Any = numba.njit
+SETTINGS: Any = numba.core.config
+# Without this numba counts references to every array at every use, which takes ten times longer
+# than the rest. No function here makes an array.
+OPTIONS = {"_nrt": False}
 
 
 @cache
@@ -29,8 +36,8 @@ def cache_folder() -> str | None:
     name = f"meshc-{digest.hexdigest()[:16]}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     places = [here / "__pycache__", home]
-    if numba.config.CACHE_DIR:
-        places.insert(0, Path(numba.config.CACHE_DIR))
+    if SETTINGS.CACHE_DIR:
+        places.insert(0, Path(SETTINGS.CACHE_DIR))
     for place in places:
         folder = place / name
         try:
@@ -45,27 +52,33 @@ def cache_folder() -> str | None:
 def compiled(function: F) -> F:
     """The function as machine code."""
     folder = cache_folder()
-    # Without `_nrt`, numba would count references to every array at every use.
-    if folder is None:
-        return cast(F, numba.njit(_nrt=False)(function))
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = folder  # type: ignore[attr-defined]
+    before = SETTINGS.CACHE_DIR
+    SETTINGS.CACHE_DIR = folder or before
     try:
-        return cast(F, numba.njit(cache=True, _nrt=False)(function))
+        return cast(F, NJIT(cache=folder is not None, **OPTIONS)(function))
     finally:
-        numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
+        SETTINGS.CACHE_DIR = before
 
 
 def inlined(function: F) -> F:
     """As `compiled`, but as a part of each function that calls it."""
-    return cast(F, numba.njit(forceinline=True, _nrt=False)(function))
+    return cast(F, NJIT(forceinline=True, **OPTIONS)(function))
 
 
-@intrinsic
-def lowest(typing: Any, mask: Any) -> Any:
-    """Position of the lowest set bit of an integer that is not 0."""
+if TYPE_CHECKING:
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+    def whole(value: Any) -> int:
+        """An integer of any size as one of 64 bits with a sign."""
 
-    return types.int64(types.int64), generate
+    def lowest(mask: Any) -> int:
+        """Position of the lowest set bit of an integer that is not 0."""
+
+else:
+    whole = np.int64
+
+    @intrinsic
+    def lowest(typing: Any, mask: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+        return types.int64(types.int64), generate

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator import router_state as rules
-from meshc.emulator.router import advance
-from meshc.emulator.router_paths import alone, count_flits
-from meshc.emulator.router_sources import offer_next
 from meshc.emulator.batch import Batch, Times
 from meshc.emulator.messages import links_used
 from meshc.emulator.network import cycle_limit_error
+from meshc.emulator.router import advance
+from meshc.emulator.router_paths import alone, count_flits
+from meshc.emulator.router_sources import offer_next
 from meshc.emulator.router_state import NONE, PACE, State
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
@@ -112,7 +112,7 @@ def neighbours(chip: ChipSpec) -> NDArray[np.int32]:
     ends = np.full((rows * cols, 4), -1, np.int32)
     for direction, (down, across) in enumerate(((0, 1), (0, -1), (1, 0), (-1, 0))):
         to_row, to_col = row + down, col + across
-        inside = (0 <= to_row) & (to_row < rows) & (0 <= to_col) & (to_col < cols)
+        inside = (to_row >= 0) & (to_row < rows) & (to_col >= 0) & (to_col < cols)
         inside |= chip.noc.topology == "torus"
         ends[inside, direction] = (to_row % rows * cols + to_col % cols)[inside]
     return ends
@@ -245,7 +245,8 @@ def carried(state: State) -> NDArray[np.float64]:
     """Busy cycles of each link."""
     flits = np.zeros(len(state.links), np.int64)
     count_flits(state, flits)
-    return flits * (state.lanes["pace"] / PACE)
+    busy: NDArray[np.float64] = flits * (state.lanes["pace"] / PACE)
+    return busy
 
 
 def _pace(flit: float, rate: float) -> int:

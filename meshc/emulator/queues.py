@@ -7,13 +7,13 @@ Links and ports are servers that take one message at a time, in the order in whi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator.batch import Batch, Times
-from meshc.emulator.compiled import compiled, inlined
+from meshc.emulator.compiled import compiled, inlined, whole
 from meshc.emulator.flits import neighbours
 from meshc.emulator.network import cycle_limit_error
 from meshc.emulator.paths import Paths
@@ -70,9 +70,7 @@ class Queues(NamedTuple):
 
 
 @compiled
-def add(
-    times: Floats, messages: NDArray[np.uint32], size: int, time: float, message: int
-) -> None:
+def add(times: Floats, messages: NDArray[np.uint32], size: int, time: float, message: int) -> None:
     """Put a message onto a heap of so many, ordered by (time, message)."""
     at = size
     while at > 0:
@@ -124,7 +122,7 @@ def direction_to(q: Queues, router: int, target: int) -> int:
 @inlined
 def cycles(size: int, rate: float) -> float:
     """Time of so many bytes on a server."""
-    return max(1.0, np.ceil(size / rate))
+    return float(max(1.0, np.ceil(size / rate)))
 
 
 @inlined
@@ -138,7 +136,7 @@ def offer(q: Queues, source: int, time: float) -> None:
     """Hand over a source's next message if nothing holds it back."""
     place = q.place[source]
     if place < q.place_end[source]:
-        message = np.int64(q.queue[place])
+        message = whole(q.queue[place])
         if q.waits[message] == 0:
             q.place[source] = place + 1
             q.at[message] = AT_SOURCE
@@ -165,10 +163,10 @@ def leave_network(q: Queues, message: int, time: float) -> None:
     q.counts[1] += 1
     if len(q.wake):
         for k in range(q.wake_start[message], q.wake_start[message + 1]):
-            other = np.int64(q.wake[k])
+            other = whole(q.wake[k])
             q.waits[other] -= 1
             q.ready[other] = max(q.ready[other], arrived)
-            source = np.int64(q.source[other])
+            source = whole(q.source[other])
             place = q.place[source]
             if place < q.place_end[source] and q.queue[place] == other:
                 before = q.inject[q.queue[place - 1]] if place > q.first[source] else 0.0
@@ -185,15 +183,15 @@ def serve(q: Queues, limit: float, budget: int) -> int:
         if q.counts[0] == 0:
             return 0
         time = q.time[0]
-        message = np.int64(q.message[0])
+        message = whole(q.message[0])
         remove(q.time, q.message, q.counts[0])
         q.counts[0] -= 1
         size = q.bytes[message]
-        router = np.int64(q.at[message])
+        router = whole(q.at[message])
         if router == AT_SOURCE:
             if time > limit:
                 return 2
-            router = np.int64(q.source[message])
+            router = whole(q.source[message])
             taken = cycles(size, q.inject_rate[router])
             begin = max(q.inject_free[router], time)
             q.inject_free[router] = begin + taken
@@ -204,14 +202,14 @@ def serve(q: Queues, limit: float, budget: int) -> int:
             push(q, begin + ramp, message)
             offer(q, router, begin)
             continue
-        target = np.int64(q.target[message])
+        target = whole(q.target[message])
         link = -1
         while True:
             direction = direction_to(q, router, target)
             if direction < 0:
                 break
             link = router << 2 | direction
-            router = np.int64(q.next[link])
+            router = whole(q.next[link])
             if q.hop[link] >= 0:
                 break
             link = -1
@@ -233,8 +231,8 @@ def alone(q: Queues, cycles_of: Floats) -> None:
     """How long each message takes in an empty network."""
     for message in range(len(q.bytes)):
         size = q.bytes[message]
-        router = np.int64(q.source[message])
-        target = np.int64(q.target[message])
+        router = whole(q.source[message])
+        target = whole(q.target[message])
         taken = max(cycles(size, q.inject_rate[router]), cycles(size, q.eject_rate[target]))
         head = q.ramps[0] + q.ramps[1]
         while True:
@@ -242,7 +240,7 @@ def alone(q: Queues, cycles_of: Floats) -> None:
             if direction < 0:
                 break
             link = router << 2 | direction
-            router = np.int64(q.next[link])
+            router = whole(q.next[link])
             if q.hop[link] >= 0:
                 head += q.hop[link]
                 taken = max(taken, cycles(size, q.link_rate[link]))

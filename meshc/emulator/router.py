@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshc.emulator.compiled import compiled, inlined, lowest
+from meshc.emulator.compiled import compiled, inlined, lowest, whole
 from meshc.emulator.router_paths import is_late, output_to
 from meshc.emulator.router_sources import (
     inject_all,
@@ -64,7 +64,7 @@ def list_link(s: State, link: int) -> None:
 def ask_channel(s: State, buffer: int, flight: int) -> None:
     """The head in front of a buffer waits for a channel."""
     clock, f = s.clock[0], s.flights[flight]
-    shift = np.int64(clock.shift)
+    shift = whole(clock.shift)
     port = buffer >> shift
     router = port >> 3
     into = port & 7
@@ -91,7 +91,7 @@ def new_head(s: State, buffer: int, flight: int, now: int) -> None:
     b.left = s.flights[flight].flits
     if clock.route_cycles:
         at = (now + clock.route_cycles) & (clock.wheel - 1)
-        k = np.int64(s.route_end[at])
+        k = whole(s.route_end[at])
         s.route_buffer[k] = buffer
         s.route_end[at] = k + 1
     else:
@@ -103,7 +103,7 @@ def list_router(s: State, router: int, flag: int) -> None:
     """Allocate a router's switch in the next round, if the flag is 1 and not 0."""
     clock, r = s.clock[0], s.routers[router]
     s.router_list[clock.router_count] = router  # to be overwritten if it does not count
-    clock.router_count += flag & (1 - np.int64(r.listed))
+    clock.router_count += flag & (1 - whole(r.listed))
     r.listed |= flag
 
 
@@ -114,7 +114,7 @@ def set_able(s: State, buffer: int, flag: int) -> None:
     Flags are not branches, because most of these are as often 1 as 0, and a branch that is
     guessed wrongly takes longer than all of this.
     """
-    shift = np.int64(s.clock[0].shift)
+    shift = whole(s.clock[0].shift)
     port = buffer >> shift
     link = s.buffers[buffer].slot >> shift
     into = port & 7
@@ -129,12 +129,12 @@ def receive_credit(s: State, slot: int) -> None:
     """A credit comes back."""
     clock, c = s.clock[0], s.slots[slot]
     c.credits += 1
-    source = (slot >> np.int64(clock.shift)) - (np.int64(clock.routers) << 3)
+    source = (slot >> whole(clock.shift)) - (whole(clock.routers) << 3)
     if source >= 0:
         wake_source(s, source)
     elif c.credits == 1 and c.owner != NONE:
-        owner = np.int64(c.owner)
-        set_able(s, owner, np.int64(s.buffers[owner].count != 0))
+        owner = whole(c.owner)
+        set_able(s, owner, whole(s.buffers[owner].count != 0))
 
 
 @inlined
@@ -143,7 +143,7 @@ def receive_flit(s: State, buffer: int, flight: int, now: int) -> None:
     b = s.buffers[buffer]
     b.count += 1
     if flight == NONE:
-        set_able(s, buffer, np.int64((b.count == 1) & (s.slots[b.slot].credits != 0)))
+        set_able(s, buffer, whole((b.count == 1) & (s.slots[b.slot].credits != 0)))
     elif b.state == IDLE:
         new_head(s, buffer, flight, now)
     else:
@@ -172,7 +172,7 @@ def receive_tail(s: State, flight: int, now: int) -> None:
         other.waits -= 1
         other.ready = max(other.ready, now)
         if other.waits == 0 and s.routers[other.router].place == s.wake[k]:
-            offer_next(s, np.int64(other.router), now)
+            offer_next(s, whole(other.router), now)
 
 
 @inlined
@@ -180,40 +180,40 @@ def receive(s: State, now: int) -> None:
     """What was on its way arrives."""
     clock = s.clock[0]
     at = now & (clock.wheel - 1)
-    routers = np.int64(clock.routers)
+    routers = whole(clock.routers)
     base = at * (routers << 3)
-    end = np.int64(s.credit_end[at])
+    end = whole(s.credit_end[at])
     s.credit_end[at] = base
     for k in range(base, end):
-        receive_credit(s, np.int64(s.credit_slot[k]))
+        receive_credit(s, whole(s.credit_slot[k]))
     if clock.route_cycles:
         base = at * (routers << 4)
-        end = np.int64(s.route_end[at])
+        end = whole(s.route_end[at])
         s.route_end[at] = base
         for k in range(base, end):
-            buffer = np.int64(s.route_buffer[k])
+            buffer = whole(s.route_buffer[k])
             ask_channel(s, buffer, s.buffers[buffer].flight)
     base = at * (routers << 3)
-    end = np.int64(s.flit_end[at])
+    end = whole(s.flit_end[at])
     s.flit_end[at] = base
     for k in range(base, end):
-        receive_flit(s, np.int64(s.flit_buffer[k]), np.int64(s.flit_flight[k]), now)
+        receive_flit(s, whole(s.flit_buffer[k]), whole(s.flit_flight[k]), now)
     base = at * routers
-    end = np.int64(s.tail_end[at])
+    end = whole(s.tail_end[at])
     s.tail_end[at] = base
     for k in range(base, end):
-        receive_tail(s, np.int64(s.tail_flight[k]), now)
+        receive_tail(s, whole(s.tail_flight[k]), now)
 
 
 @inlined
 def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> None:
     """The head in an input's channel takes one of the channels that a link offers to it."""
     clock = s.clock[0]
-    channels, shift = np.int64(clock.channels), np.int64(clock.shift)
+    channels, shift = whole(clock.channels), whole(clock.shift)
     output = link & 7
     buffer = (link & ~7 | into) << shift | channel
     b = s.buffers[buffer]
-    start = np.int64(b.turn) - (output << shift)
+    start = whole(b.turn) - (output << shift)
     offer = lowest_from(offers, start) if 0 < start < channels else lowest(offers)
     slot = link << shift | offer
     c = s.slots[slot]
@@ -234,26 +234,24 @@ def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> N
 
 
 @inlined
-def share_link(
-    s: State, link: int, asking: NDArray[np.uint32], askers: int, offered: int
-) -> int:
+def share_link(s: State, link: int, asking: NDArray[np.uint32], askers: int, offered: int) -> int:
     """Several heads want the channels of a link: each channel chooses a head, then each head one
     of the channels that chose it. Returns the inputs that still have heads waiting."""
-    shift = np.int64(s.clock[0].shift)
+    shift = whole(s.clock[0].shift)
     rest = offered
     while rest:
         offer = lowest(rest)
         rest &= rest - 1
-        start = np.int64(s.slots[link << shift | offer].turn)
+        start = whole(s.slots[link << shift | offer].turn)
         into = start >> shift
-        mask = np.int64(asking[link << 3 | into]) >> (start - (into << shift))
+        mask = whole(asking[link << 3 | into]) >> (start - (into << shift))
         if mask:
             s.chosen[offer] = start + lowest(mask)
         else:
-            into = np.int64(s.turns[(0 if into == 4 else into + 1) << 5 | askers])
+            into = whole(s.turns[(0 if into == 4 else into + 1) << 5 | askers])
             s.chosen[offer] = into << shift | lowest(asking[link << 3 | into])
     while offered:
-        head = np.int64(s.chosen[lowest(offered)])
+        head = whole(s.chosen[lowest(offered)])
         offers = 0
         rest = offered
         while rest:
@@ -265,9 +263,9 @@ def share_link(
         into = head >> shift
         channel = head & ((1 << shift) - 1)
         take_channel(s, link, into, channel, offers)
-        left = np.int64(asking[link << 3 | into]) & ~(1 << channel)
+        left = whole(asking[link << 3 | into]) & ~(1 << channel)
         asking[link << 3 | into] = left
-        askers &= ~(np.int64(left == 0) << into)
+        askers &= ~(whole(left == 0) << into)
     return askers
 
 
@@ -275,14 +273,14 @@ def share_link(
 def guess_link(s: State, link: int) -> None:
     """Heads that wait for a channel ask for the switch too, if a free channel has a credit."""
     clock, k = s.clock[0], s.links[link]
-    rest = np.int64(k.open)
+    rest = whole(k.open)
     while rest:
-        if s.slots[link << np.int64(clock.shift) | lowest(rest)].credits > 0:
+        if s.slots[link << whole(clock.shift) | lowest(rest)].credits > 0:
             break
         rest &= rest - 1
     if rest:
         router = link >> 3
-        askers = np.int64(k.askers | k.late_askers)
+        askers = whole(k.askers | k.late_askers)
         s.routers[router].guesses |= askers << ((link & 7) * 5)
         while askers:
             cross = link << 3 | lowest(askers)
@@ -297,23 +295,23 @@ def guess_link(s: State, link: int) -> None:
 def allocate_channels(s: State) -> None:
     """Give free channels to heads that wait for them."""
     clock = s.clock[0]
-    lower = np.int64(clock.lower)
+    lower = whole(clock.lower)
     kept = 0
     for n in range(clock.link_count):
-        link = np.int64(s.link_list[n])
+        link = whole(s.link_list[n])
         k = s.links[link]
         if clock.speculate and k.open and (k.askers | k.late_askers):
             guess_link(s, link)
-        askers = np.int64(k.askers)
-        offered = np.int64(k.open)
+        askers = whole(k.askers)
+        offered = whole(k.open)
         if lower and link & 7 != 4:
-            late = np.int64(k.late_askers)
+            late = whole(k.late_askers)
             if late and offered & ~lower:
                 k.late_askers = share_link(s, link, s.late_asking, late, offered & ~lower)
             offered &= lower
         if askers and offered:
             into = lowest(askers)
-            asking = np.int64(s.asking[link << 3 | into])
+            asking = whole(s.asking[link << 3 | into])
             if askers & (askers - 1) == 0 and asking & (asking - 1) == 0:
                 take_channel(s, link, into, lowest(asking), offered)
                 s.asking[link << 3 | into] = 0
@@ -332,11 +330,11 @@ def allocate_channels(s: State) -> None:
 def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     """A flit leaves an input's channel through the switch."""
     clock = s.clock[0]
-    shift = np.int64(clock.shift)
+    shift = whole(clock.shift)
     port = link & ~7 | into
     buffer = port << shift | channel
     b, k = s.buffers[buffer], s.links[link]
-    slot = np.int64(b.slot)
+    slot = whole(b.slot)
     c = s.slots[slot]
     c.credits -= 1
     b.count -= 1
@@ -344,7 +342,7 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     if clock.paced:
         pace_link(s, link, now)
     arrival = now + k.reach
-    flight = np.int64(b.flight)
+    flight = whole(b.flight)
     if link & 7 != 4:
         target = k.first_buffer + (slot - (link << shift))
         put_flit(s, target, flight if b.state == FRESH else NONE, arrival)
@@ -352,22 +350,22 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
         put_credit(s, slot, arrival + k.back)
         if b.left == 0:
             put_tail(s, flight, arrival)
-    upstream = np.int64(s.ports[port].link)
+    upstream = whole(s.ports[port].link)
     put_credit(s, upstream << shift | channel, now + s.links[upstream].back)
     b.state = BODY
     # Without branches, because these are as often true as not.
-    stays = np.int64((b.left != 0) & (b.count != 0) & (c.credits != 0))
+    stays = whole((b.left != 0) & (b.count != 0) & (c.credits != 0))
     cross = link << 3 | into
     able = s.able[cross] & ~((1 - stays) << channel)
     s.able[cross] = able
-    s.routers[link >> 3].requests &= ~(np.int64(able == 0) << ((link & 7) * 5 + into))
+    s.routers[link >> 3].requests &= ~(whole(able == 0) << ((link & 7) * 5 + into))
     if b.left == 0:
         c.owner = NONE
         k.open |= 1 << (slot - (link << shift))
         if k.askers | k.late_askers:
             list_link(s, link)
         if b.count > 0:
-            following = np.int64(b.first)
+            following = whole(b.first)
             b.first = NONE if following == b.last else s.flights[following].behind
             new_head(s, buffer, following, now + 1)
         else:
@@ -378,15 +376,15 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
 def use_grant(s: State, link: int, into: int, now: int) -> None:
     """An input takes the grant of an output."""
     clock = s.clock[0]
-    channels, shift = np.int64(clock.channels), np.int64(clock.shift)
+    channels, shift = whole(clock.channels), whole(clock.shift)
     output = link & 7
     port = link & ~7 | into
     p = s.ports[port]
     s.links[link].turn = 0 if into == 4 else into + 1
     p.turn = 0 if output == 4 else output + 1
-    able = np.int64(s.able[link << 3 | into])
-    asks = able if able else np.int64(s.guessing[link << 3 | into])
-    channel = lowest_from(asks, np.int64(p.channel_turn))
+    able = whole(s.able[link << 3 | into])
+    asks = able if able else whole(s.guessing[link << 3 | into])
+    channel = lowest_from(asks, whole(p.channel_turn))
     p.channel_turn = 0 if channel + 1 == channels else channel + 1
     b = s.buffers[port << shift | channel]
     if able or (b.state == FRESH and s.slots[b.slot].credits > 0):
@@ -400,8 +398,8 @@ def grant(s: State, router: int, requests: int) -> int:
     output = 0
     while requests:
         if requests & 31:
-            turn = np.int64(s.links[router << 3 | output].turn)
-            into = np.int64(s.turns[turn << 5 | (requests & 31)])
+            turn = whole(s.links[router << 3 | output].turn)
+            into = whole(s.turns[turn << 5 | (requests & 31)])
             grants |= 1 << (into * 5 + output)
         requests >>= 5
         output += 1
@@ -423,9 +421,9 @@ def allocate_switches(s: State, now: int) -> None:
     clock = s.clock[0]
     kept = 0
     for k in range(clock.router_count):
-        router = np.int64(s.router_list[k])
+        router = whole(s.router_list[k])
         r = s.routers[router]
-        requests = np.int64(r.requests | r.guesses)
+        requests = whole(r.requests | r.guesses)
         if clock.paced:
             requests = without_busy(s, router, requests, now)
         grants = 0
@@ -442,12 +440,12 @@ def allocate_switches(s: State, now: int) -> None:
                 into = (lowest(grants) * 13) >> 6
                 offers = grants >> (5 * into) & 31
                 grants &= ~(31 << (5 * into))
-                turn = np.int64(s.ports[router << 3 | into].turn)
-                output = np.int64(s.turns[turn << 5 | offers])
+                turn = whole(s.ports[router << 3 | into].turn)
+                output = whole(s.turns[turn << 5 | offers])
             use_grant(s, router << 3 | output, into, now)
             into = -1
         s.router_list[kept] = router
-        again = np.int64(r.requests != 0)
+        again = whole(r.requests != 0)
         kept += again
         r.listed = again
     clock.router_count = kept
@@ -458,16 +456,16 @@ def end_round(s: State) -> None:
     """Forget what was guessed; heads that got a channel ask for the switch from now on."""
     clock = s.clock[0]
     for k in range(clock.guess_count):
-        link = np.int64(s.guess[k])
+        link = whole(s.guess[k])
         s.routers[link >> 3].guesses = 0
         for into in range(5):
             s.guessing[link << 3 | into] = 0
     clock.guess_count = 0
     for k in range(clock.fresh_count):
-        buffer = np.int64(s.fresh[k])
+        buffer = whole(s.fresh[k])
         b = s.buffers[buffer]
         if b.state >= FRESH:
-            set_able(s, buffer, np.int64((b.count != 0) & (s.slots[b.slot].credits != 0)))
+            set_able(s, buffer, whole((b.count != 0) & (s.slots[b.slot].credits != 0)))
     clock.fresh_count = 0
 
 
@@ -480,7 +478,7 @@ def next_cycle(s: State, now: int) -> int:
     first = s.sleep_time[0] if clock.sleepers else -1
     for time in range(now, now + clock.wheel):
         at = time & (clock.wheel - 1)
-        base = at * np.int64(clock.routers)
+        base = at * whole(clock.routers)
         if (
             s.flit_end[at] != base << 3
             or s.credit_end[at] != base << 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshc.emulator.compiled import compiled, inlined
+from meshc.emulator.compiled import compiled, inlined, whole
 from meshc.emulator.router_state import PACE, State
 
 
@@ -13,13 +13,13 @@ from meshc.emulator.router_state import PACE, State
 def output_to(s: State, router: int, target: int) -> int:
     """The output towards another router."""
     here, there = s.routers[router], s.routers[target]
-    across = np.int64(there.col) - np.int64(here.col)
-    down = np.int64(there.row) - np.int64(here.row)
+    across = whole(there.col) - whole(here.col)
+    down = whole(there.row) - whole(here.row)
     if across == 0 and down == 0:
         return 4
-    first, step, size = 0, across, np.int64(here.cols)
+    first, step, size = 0, across, whole(here.cols)
     if down != 0 and (across == 0 or here.row_first == 0):
-        first, step, size = 2, down, np.int64(here.rows)
+        first, step, size = 2, down, whole(here.rows)
     if here.wraps == 0:
         return first if step > 0 else first + 1
     if here.sense != 0:
@@ -33,31 +33,31 @@ def is_late(s: State, router: int, output: int, source: int) -> bool:
     dateline, without which messages on a ring could wait for each other in a circle."""
     here, there = s.routers[router], s.routers[source]
     if output == 0:
-        return here.col + 1 == here.cols or here.col < there.col
+        return bool(here.col + 1 == here.cols or here.col < there.col)
     if output == 1:
-        return here.col == 0 or here.col > there.col
+        return bool(here.col == 0 or here.col > there.col)
     if output == 2:
-        return here.row + 1 == here.rows or here.row < there.row
-    return output == 3 and (here.row == 0 or here.row > there.row)
+        return bool(here.row + 1 == here.rows or here.row < there.row)
+    return bool(output == 3 and (here.row == 0 or here.row > there.row))
 
 
 @compiled
 def count_flits(s: State, flits: NDArray[np.int64]) -> None:
     """Add up, by link, the flits of all messages that have arrived."""
     clock = s.clock[0]
-    shift = np.int64(clock.shift)
-    cores = np.int64(clock.routers) << 3
+    shift = whole(clock.shift)
+    cores = whole(clock.routers) << 3
     for number in range(len(s.messages)):
         m = s.messages[number]
         if m.arrive >= 0:
-            router = np.int64(m.router)
+            router = whole(m.router)
             flits[cores + router] += m.flits
             output = 0
             while output != 4:
                 output = output_to(s, router, m.target)
                 link = router << 3 | output
                 flits[link] += m.flits
-                router = np.int64(s.links[link].first_buffer) >> shift >> 3
+                router = whole(s.links[link].first_buffer) >> shift >> 3
 
 
 @compiled
@@ -66,12 +66,12 @@ def alone(s: State, head_cycles: int, cycles: NDArray[np.int64]) -> None:
     a network that is empty and has not run yet. A head waits `head_cycles` in each router before
     it asks for the switch."""
     clock = s.clock[0]
-    shift = np.int64(clock.shift)
+    shift = whole(clock.shift)
     for number in range(len(s.messages)):
         m = s.messages[number]
-        router = np.int64(m.router)
-        link = (np.int64(clock.routers) << 3) + router
-        behind = np.int64(m.flits) - 1  # flits behind the head
+        router = whole(m.router)
+        link = (whole(clock.routers) << 3) + router
+        behind = whole(m.flits) - 1  # flits behind the head
         head = 0
         body = 0
         output = -1
@@ -79,15 +79,15 @@ def alone(s: State, head_cycles: int, cycles: NDArray[np.int64]) -> None:
             k = s.links[link]
             # A flit leaves every `pace`, and a buffer of `depth` flits is full until the credit
             # of its first one is back.
-            depth = np.int64(s.slots[link << shift].credits)
-            trip = np.int64(k.reach) + np.int64(k.back)
+            depth = whole(s.slots[link << shift].credits)
+            trip = whole(k.reach) + whole(k.back)
             paced = behind * s.lanes[link].pace // PACE
             body = max(body, paced, behind + behind // depth * max(0, trip - depth))
-            head += np.int64(k.reach)
+            head += whole(k.reach)
             if output == 4:
                 break
             output = output_to(s, router, m.target)
             link = router << 3 | output
-            router = np.int64(s.links[link].first_buffer) >> shift >> 3
+            router = whole(s.links[link].first_buffer) >> shift >> 3
             head += head_cycles
         cycles[number] = head + body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshc.emulator.compiled import compiled, inlined
+from meshc.emulator.compiled import compiled, inlined, whole
 from meshc.emulator.router_state import NONE, PACE, State
 
 
@@ -13,7 +13,7 @@ from meshc.emulator.router_state import NONE, PACE, State
 def put_credit(s: State, slot: int, time: int) -> None:
     """A credit is on its way."""
     at = time & (s.clock[0].wheel - 1)
-    k = np.int64(s.credit_end[at])
+    k = whole(s.credit_end[at])
     s.credit_slot[k] = slot
     s.credit_end[at] = k + 1
 
@@ -22,7 +22,7 @@ def put_credit(s: State, slot: int, time: int) -> None:
 def put_flit(s: State, buffer: int, flight: int, time: int) -> None:
     """A flit is on its way."""
     at = time & (s.clock[0].wheel - 1)
-    k = np.int64(s.flit_end[at])
+    k = whole(s.flit_end[at])
     s.flit_buffer[k] = buffer
     s.flit_flight[k] = flight
     s.flit_end[at] = k + 1
@@ -32,7 +32,7 @@ def put_flit(s: State, buffer: int, flight: int, time: int) -> None:
 def put_tail(s: State, flight: int, time: int) -> None:
     """A message is about to be complete."""
     at = time & (s.clock[0].wheel - 1)
-    k = np.int64(s.tail_end[at])
+    k = whole(s.tail_end[at])
     s.tail_flight[k] = flight
     s.tail_end[at] = k + 1
 
@@ -89,14 +89,14 @@ def pop(times: NDArray[np.int64], routers: NDArray[np.uint32], size: int) -> int
         times[at], routers[at] = time, routers[down]
         at = down
     times[at], routers[at] = until, last
-    return router
+    return whole(router)
 
 
 @inlined
 def sleep(s: State, router: int, until: int) -> None:
     """Put a core to sleep."""
     clock = s.clock[0]
-    push(s.sleep_time, s.sleeper, np.int64(clock.sleepers), until, router)
+    push(s.sleep_time, s.sleeper, whole(clock.sleepers), until, router)
     clock.sleepers += 1
 
 
@@ -117,8 +117,8 @@ def offer_next(s: State, router: int, now: int) -> None:
 def free_channel(s: State, router: int, link: int) -> int:
     """The channel into which a core may send a head, or -1."""
     clock = s.clock[0]
-    channels, shift = np.int64(clock.channels), np.int64(clock.shift)
-    channel = np.int64(s.routers[router].channel)
+    channels, shift = whole(clock.channels), whole(clock.shift)
+    channel = whole(s.routers[router].channel)
     for _ in range(channels):
         channel = 0 if channel + 1 == channels else channel + 1
         if s.links[link].open >> channel & 1 and s.slots[link << shift | channel].credits > 0:
@@ -138,7 +138,7 @@ def start_message(s: State, router: int, link: int, now: int) -> bool:
     channel = free_channel(s, router, link)
     if channel < 0:
         return False  # until a credit comes
-    flight = np.int64(clock.free_flight)
+    flight = whole(clock.free_flight)
     f = s.flights[flight]
     clock.free_flight = f.behind
     clock.free_flights -= 1
@@ -155,21 +155,21 @@ def start_message(s: State, router: int, link: int, now: int) -> bool:
 def inject(s: State, router: int, now: int) -> bool:
     """A core sends a flit if it can; returns whether it wants to be asked again next cycle."""
     clock, r = s.clock[0], s.routers[router]
-    link = (np.int64(clock.routers) << 3) + router
+    link = (whole(clock.routers) << 3) + router
     k = s.links[link]
     if clock.paced and s.lanes[link].free_at >= (now + 1) * PACE:
         return True
     head = r.left == 0
     if head and not start_message(s, router, link, now):
         return False
-    channel = np.int64(r.channel)
-    c = s.slots[link << np.int64(clock.shift) | channel]
+    channel = whole(r.channel)
+    c = s.slots[link << whole(clock.shift) | channel]
     if c.credits == 0:
         return False
     c.credits -= 1
     if clock.paced:
         pace_link(s, link, now)
-    flight = np.int64(r.flight)
+    flight = whole(r.flight)
     put_flit(s, k.first_buffer + channel, flight if head else NONE, now + k.reach)
     r.left -= 1
     if r.left == 0:
@@ -190,11 +190,11 @@ def inject_all(s: State, now: int) -> None:
     """Cores send."""
     clock = s.clock[0]
     while clock.sleepers and s.sleep_time[0] <= now:
-        wake_source(s, np.int64(pop(s.sleep_time, s.sleeper, np.int64(clock.sleepers))))
+        wake_source(s, whole(pop(s.sleep_time, s.sleeper, whole(clock.sleepers))))
         clock.sleepers -= 1
     kept = 0
     for k in range(clock.source_count):
-        router = np.int64(s.source_list[k])
+        router = whole(s.source_list[k])
         if inject(s, router, now):
             s.source_list[kept] = router
             kept += 1
