@@ -72,17 +72,18 @@ def alone(s: State, head_cycles: int, cycles: NDArray[np.int64]) -> None:
         router = whole(m.router)
         link = (whole(clock.routers) << 3) + router
         behind = whole(m.flits) - 1  # flits behind the head
-        head = 0
-        body = 0
+        head = 0  # when the head goes onto the link
+        tail = 0  # when the tail does
         output = -1
         while True:
             k = s.links[link]
             # A flit leaves every `pace`, and a buffer of `depth` flits is full until the credit
-            # of its first one is back.
+            # of its first one is back. Those behind the head may catch up with it.
             depth = whole(s.slots[link << shift].credits)
             trip = whole(k.reach) + whole(k.back)
             paced = behind * s.lanes[link].pace // PACE
-            body = max(body, paced, behind + behind // depth * max(0, trip - depth))
+            body = max(paced, behind + behind // depth * max(0, trip - depth))
+            tail = max(tail, head + body) + whole(k.reach)
             head += whole(k.reach)
             if output == 4:
                 break
@@ -90,4 +91,4 @@ def alone(s: State, head_cycles: int, cycles: NDArray[np.int64]) -> None:
             link = router << 3 | output
             router = whole(s.links[link].first_buffer) >> shift >> 3
             head += head_cycles
-        cycles[number] = head + body
+        cycles[number] = tail
