@@ -46,6 +46,8 @@ ONLY = {
     "highspy": ("meshc/solve.py",),
     "matplotlib": ("viz/",),
     "networkx": ("meshc/route/",),
+    "numba": ("meshc/emulator/",),
+    "llvmlite": ("meshc/emulator/",),
 }
 
 
