@@ -16,8 +16,8 @@ import numpy as np
 
 from meshc.ir.graph import Op, Tensor
 
-DimKind = Literal["parallel", "sum", "max", "min", "attend", "whole"]
-PARTIAL = ("sum", "max", "min", "attend")  # kinds that leave partial results when divided
+DimKind = Literal["parallel", "sum", "max", "min", "prod", "attend", "whole"]
+PARTIAL = ("sum", "max", "min", "prod", "attend")  # kinds that leave partial results when divided
 ROW_BLOCK = 32  # rows that a kernel with temporaries works on at a time
 Ranges = tuple[range, ...]
 

@@ -22,6 +22,7 @@ _KINDS: dict[str, DimKind] = {
     "mean": "sum",
     "sumsquare": "sum",
     "max": "max",
+    "prod": "prod",
     "min": "min",
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .harness import STEPS, check, f32, op, refuses, tensor
+from .harness import STEPS, Step, check, f32, op, refuses, tensor
 
 X = f32("batch", "sequence", 8)
 FAR, NEAR = 2**63 - 1, -(2**63)
@@ -139,3 +139,24 @@ def test_definitions_of_the_standard_stand_in(tmp_path: Path) -> None:
 def test_new_axes_of_contrib(tmp_path: Path) -> None:
     nodes = [op("ExpandDims", "x,a", "y", "com.microsoft")]
     check(tmp_path, nodes, {"x": X}, {"a": np.array(-1, np.int32)}, steps=STEPS[:2])
+
+
+def test_sizes_that_the_workload_decides(tmp_path: Path) -> None:
+    """Pads, repeats, bounds and blocks that follow from the number of tokens."""
+    x = {"x": f32("batch", 4, "sequence")}
+    steps = (Step(1, 8, (2, 3)), Step(3, 6, (2, 2), fusion=False))
+    size = op("Shape", "x", "n", start=2)
+    given: dict[str, Any] = ints(o=(0, 0), p=(0, 0, 1), one=(1,), two=(2,), m=(-1,), last=(NEAR,),
+                                 k=(0, 2, 2, -1), h=(0, -1, 2, 3))  # fmt: skip
+    given["f"] = np.random.default_rng(0).standard_normal((6, 4, 3)).astype(np.float32)
+    nodes = [
+        size, op("Concat", "o,n,p", "a", axis=0), op("Pad", "x,a", "p1"),
+        op("Concat", "one,one,n", "r", axis=0), op("Tile", "x,r", "t1"),
+        op("Sub", "n,one", "e"), op("Slice", "x,one,e,two", "s1"),
+        op("Slice", "x,m,last,two,m", "s2"), op("Split", "x", "l,r1", axis=2, num_outputs=2),
+        op("Reshape", "x,k", "h1"), op("Conv", "x,f", "c", pads=[1, 1], strides=[2]),
+        op("Transpose", "c", "ct", perm=[0, 2, 1]), op("Reshape", "ct,h", "ch"),
+        op("Softmax", "ch", "c1"),
+    ]  # fmt: skip
+    ends = ("p1", "t1", "s1", "s2", "l", "r1", "h1", "c1")
+    check(tmp_path, nodes, x, given, 18, steps=steps, outputs=ends)

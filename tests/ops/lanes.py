@@ -22,6 +22,7 @@ Assignment = tuple[int | None, int | None]
 COMBINE = {
     "sum": np.add,
     "max": np.maximum,
+    "prod": np.multiply,
     "min": np.minimum,
     "attend": lambda a, b: _attended(a, b),
 }

@@ -212,8 +212,8 @@ def test_candidates_reduce_what_they_leave_partial(fused: bool, rows: int, cols:
         for c in found:
             check_plan(op, tensors, c.plan, rows, cols)
             per_dim = axes_by_dim(s, c.plan.assignment)
-            partial = {a for d, dim in enumerate(s.dims) if dim.kind in ("sum", "max", "min")
-                       for a in per_dim[d]}  # fmt: skip
+            joined = ("sum", "max", "min", "prod")
+            partial = {a for d, dim in enumerate(s.dims) if dim.kind in joined for a in per_dim[d]}
             assert set(c.plan.reduce) == partial
             assert len(c.plan.groups) == len(c.plan.reduce)
             assert c.cycles > 0 and c.output_bytes > 0
