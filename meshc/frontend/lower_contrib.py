@@ -249,8 +249,11 @@ def attention_of(
 def embed_layer_norm(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """Word, position and segment embeddings added and normalised."""
     lengths = None
-    if call.wants(1):
+    if call.wants(1) and optional(x, 7) is not None:
         lengths = b.reduce("sum", need(x, 7), [1], keepdims=False, suffix="lengths")
+    elif call.wants(1):  # zeros, as ONNX Runtime has it
+        zero, ids = b.constant(np.zeros((), np.int32), f"{b.scope}.zero"), need(x, 0)
+        lengths = b.expand(zero, ids.shape[:1], ids.labels[:1], "lengths")
     ids, positions, segments = need(x, 0), optional(x, 8), optional(x, 1)
     total = b.gather(need(x, 2), ids, 0, "words")
     if positions is None:

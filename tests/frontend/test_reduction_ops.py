@@ -141,6 +141,8 @@ def test_embedding_norm(tmp_path: Path) -> None:
     inputs = {"input_ids": ids, "token_type_ids": kinds}
     nodes = [op("EmbedLayerNormalization", "input_ids,token_type_ids,w,p,s,g,b", "y,,t", MS)]
     check(tmp_path, nodes, inputs, given, steps=STEPS[:2])
+    nodes = [op("EmbedLayerNormalization", "input_ids,,w,p,,g,b", "y,n", MS, epsilon=1e-5)]
+    check(tmp_path, nodes, {"input_ids": ids}, given, steps=STEPS[1:])
 
 
 def test_channel_norms(tmp_path: Path) -> None:
