@@ -60,7 +60,11 @@ class Point:
 def router_chip(router: str, k: int) -> ChipSpec:
     """A mesh of k × k with one of the simulator's routers; a byte is a flit."""
     core = CoreSpec(1, 1, {"fp32": 1}, {"fp32": 1})
-    values = {"link_bytes_per_cycle": 1, "hop_cycles": 4, "ramp_cycles": (3, 3)} | ROUTERS[router]
+    values: dict[str, Any] = {
+        "link_bytes_per_cycle": 1,
+        "hop_cycles": 4,
+        "ramp_cycles": (3, 3),
+    } | ROUTERS[router]
     return ChipSpec(f"{router} {k}x{k}", BOOKSIM, k, k, 1e9, core, NocSpec(**values))
 
 
