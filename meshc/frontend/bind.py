@@ -12,6 +12,7 @@ from meshc.frontend.assembly import Assembly, TensorData
 from meshc.frontend.binding import bound_shape, folded_inputs
 from meshc.frontend.builder import UNKNOWN, Builder, Node, Value
 from meshc.frontend.cacheviews import join_arrays, split_arrays
+from meshc.frontend.experts import recognise_experts
 from meshc.frontend.folding import Const
 from meshc.frontend.fuse import fuse as fuse_maps
 from meshc.frontend.groups import share_heads
@@ -71,23 +72,34 @@ class Bound:
 
 
 def bind(
-    model: Model, workload: Workload, *, dynamic_mask: bool = False, fuse: bool = True
+    model: Model,
+    workload: Workload,
+    *,
+    dynamic_mask: bool = False,
+    fuse: bool = True,
+    recognise: bool = True,
 ) -> Bound:
     """Bind every dimension, fold what becomes constant, and lower the rest to primitive ops.
 
-    fuse: merge chains of elementwise ops.   dynamic_mask: keep masks and positions as inputs.
+    fuse: merge chains of elementwise ops.   recognise: make sums over experts, however they are
+    written, grouped products.   dynamic_mask: keep masks and positions as inputs.
     Raises InputError for what the graph or the workload does not allow.
     """
     workload.verify()
-    bound = _bind(model, workload, dynamic_mask, fuse, True)
+    bound = _bind(model, workload, dynamic_mask, fuse, recognise, True)
     if bound is None:  # what is stacked must stay so
-        bound = _bind(model, workload, dynamic_mask, fuse, False)
+        bound = _bind(model, workload, dynamic_mask, fuse, recognise, False)
     assert bound is not None
     return bound
 
 
 def _bind(
-    model: Model, workload: Workload, dynamic_mask: bool, fuse: bool, split: bool
+    model: Model,
+    workload: Workload,
+    dynamic_mask: bool,
+    fuse: bool,
+    recognise: bool,
+    split: bool,
 ) -> Bound | None:
     """split: keep stacked caches in parts; None where the graph does not allow it."""
     builder = Builder()
@@ -115,6 +127,8 @@ def _bind(
         return None
     _check_shapes(model, own)
     net = Net(ends.roots)
+    if recognise:
+        recognise_experts(net, builder)
     simplify(net)
     pair_replaced(model, ends, net, caches)
     present = {id(s.present) for s in ends.streams}

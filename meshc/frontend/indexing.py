@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from meshc.frontend.builder import Builder, Unsupported, Value
+from meshc.frontend.facts import nonnegative
 from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED, MIXED, Label, product
 
@@ -98,7 +99,7 @@ def iota(b: Builder, n: int, label: Label, dtype: str = "int64") -> Value:
 
 def wrapped(b: Builder, indices: Value, size: int, label: Label, suffix: str = "") -> Value:
     """Indices with negative ones counted from the end of `size` elements."""
-    if indices.const is not None and indices.const.fixed and (indices.const.array() >= 0).all():
+    if nonnegative(indices):
         return indices
     if label == FIXED:
         steps = [
