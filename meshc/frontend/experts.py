@@ -43,7 +43,9 @@ class Term:
 
     @property
     def same(self) -> Hashable:
-        return self.form, self.chosen.same, id(self.target), id(self.weights)
+        known = self.target.const if self.target is not None else None
+        places = (known.shape, known.array().tobytes()) if known is not None else None
+        return self.form, self.chosen.same, places, id(self.weights)
 
 
 Sum = tuple["Term | Sum", ...]

@@ -313,7 +313,7 @@ def _gather(b: Builder, call: Call, x: Sequence[Operand], run: Run) -> Results:
     if isinstance(indices, Picked) and isinstance(data, Value):
         axis %= data.rank
         behind = indices.behind + data.rank - 1 - axis
-        if _is_iota(indices.full, data, axis):
+        if indices.domain.mask is None and _is_iota(indices.full, data, axis):
             return [Picked(data, axis, indices.domain)]
         return _out(run(call, _whole(x)), behind, indices.domain)
     v = _only(x, 0)
