@@ -117,6 +117,7 @@ def test_quantised_models_verify(quantised: Callable[[str], Path], build: Build,
         if kind in QUICK and options["phase"] == "prefill":
             continue
         compiled = build(quantised(kind), "test8x8", grid=(2, 3), **options)
+        assert compiled.phases[str(options["phase"])].graph.segments[1].repeat == 2  # the layers
         result = verify_phase(compiled, str(options["phase"]))
         assert result.verify is not None and result.verify["passed"], result.verify
 

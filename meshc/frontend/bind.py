@@ -20,7 +20,7 @@ from meshc.frontend.importer import Importer
 from meshc.frontend.labels import MIXED
 from meshc.frontend.order import main_output, ordered, share_steady
 from meshc.frontend.reader import Model
-from meshc.frontend.repeats import find_repeats
+from meshc.frontend.repeats import find_repeats, free_numbers
 from meshc.frontend.simplify import Net, share_rows, simplify
 from meshc.frontend.streams import (
     Ends,
@@ -144,7 +144,7 @@ def _bind(
     ops = ordered(net, main, tokens, _after(net, ends))
     if settle(net, ends, ops):
         ops = ordered(net, main, tokens, _after(net, ends))
-    repeat = find_repeats(ops, values)
+    repeat = free_numbers(ops, values, builder)
     if fuse:
         fuse_maps(net, repeat.layers(ops), repeat.leaving(ops))
         ops = ordered(net, main, tokens, _after(net, ends))

@@ -43,8 +43,10 @@ def integer_product(
         if v.dtype not in BYTES:
             raise Unsupported(f"on {v.dtype}")
     out = b.matmul(left, right, transpose_a, transpose_b, dtype="int32", suffix="product")
-    rows = None if left_zero is None or is_zero(left_zero) else _zero(b, left_zero, True)
-    columns = None if right_zero is None or is_zero(right_zero) else _zero(b, right_zero, False)
+    rows = None if left_zero is None else _zero(b, left_zero, True)
+    columns = None
+    if right_zero is not None and not (right.const is not None and is_zero(right_zero)):
+        columns = _zero(b, right_zero, False)
     operands: list[Value] = [out]
     steps: list[tuple[Any, ...]] = []
     if rows is not None:

@@ -39,10 +39,14 @@ def is_zero(v: Value) -> bool:
 def dequantised(
     b: Builder, x: Value, scale: Value, zero: Value | None, dtype: str, suffix: str = "dequantised"
 ) -> Value:
-    """(x − zero) · scale in fp32, rounded to dtype; scale and zero broadcast against x."""
+    """(x − zero) · scale in fp32, rounded to dtype; scale and zero broadcast against x.
+
+    A zero point that happens to be zero is left out for weights alone: among activations, one
+    layer's may be zero and the next one's not, and layers should be alike.
+    """
     operands = [x]
     steps: list[Step] = [("cast", (("in", 0),), "fp32")]
-    if zero is not None and not is_zero(zero):
+    if zero is not None and not (x.const is not None and is_zero(zero)):
         if x.dtype == "int32":
             steps = [
                 ("sub", (("in", 0), ("in", 1)), "int32"),
@@ -87,7 +91,7 @@ def quantised(
             then("clip", -top, top)
     else:
         then("round")
-        if zero is not None and not is_zero(zero):
+        if zero is not None:
             operands.append(b.cast(zero, "fp32"))
             then("add", ("in", 2))
         low, high = limits(kind)

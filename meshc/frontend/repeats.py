@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshc.frontend.builder import Node, Value
+from meshc.frontend.builder import Builder, Node, Value
+from meshc.frontend.folding import Const, Steps
+from meshc.ir.dtypes import FLOATS, NAMES, NUMPY
 
 _CANDIDATES = 24  # periods that are tried
 _SHIFTS = 64  # starts that are tried per run
@@ -28,6 +30,11 @@ class Repeat:
     count: int = 1
     carried: list[tuple[Value, Value]] = field(default_factory=list)
     instances: dict[tuple[int, int], tuple[Value, ...]] = field(default_factory=dict)
+
+    @property
+    def covered(self) -> int:
+        """Ops in the layers; 0 where nothing repeats."""
+        return self.period * self.count if self.count > 1 else 0
 
     def layers(self, ops: Sequence[Node]) -> dict[int, int]:
         """Layer number of each op by its id: 0 before the layers, count + 1 behind them."""
@@ -53,13 +60,14 @@ class Repeat:
         }
 
 
-def find_repeats(ops: Sequence[Node], roots: Sequence[Value]) -> Repeat:
-    """The best repeat, or one with count 1 where there is none."""
-    tokens = _tokens(ops)
+def find_repeats(ops: Sequence[Node], roots: Sequence[Value], numbers: bool = True) -> Repeat:
+    """The best repeat, or one with count 1 where there is none. numbers: those in elementwise
+    expressions must be equal too."""
+    tokens = _tokens(ops, numbers)
     products = np.cumsum([op.kind == "matmul" for op in ops])
     best = Repeat()
     for covered, period, start, length in _runs(tokens):
-        if covered <= best.period * best.count * (best.count > 1):
+        if covered <= best.covered:
             break
         count = length // period + 1
         for shift in range(min(length % period + 1, _SHIFTS)):
@@ -73,15 +81,69 @@ def find_repeats(ops: Sequence[Node], roots: Sequence[Value]) -> Repeat:
     return best
 
 
-def _tokens(ops: Sequence[Node]) -> np.ndarray:
+def free_numbers(ops: Sequence[Node], roots: Sequence[Value], b: Builder) -> Repeat:
+    """The best repeat, for which numbers in elementwise expressions that differ from layer to
+    layer become operands.
+
+    Exporters write a layer's own scales of quantised activations as scalars; with them in the
+    expressions no layer would equal another. Nothing changes where the layers are found without.
+    """
+    exact = find_repeats(ops, roots)
+    if exact.covered * 10 >= len(ops) * 9:
+        return exact
+    found = find_repeats(ops, roots, numbers=False)
+    if found.covered <= exact.covered:
+        return exact
+    for j in range(found.period):
+        layers = [ops[found.start + r * found.period + j] for r in range(found.count)]
+        if layers[0].kind == "map":
+            _free(layers, b)
+    return find_repeats(ops, roots)
+
+
+def _free(layers: Sequence[Node], b: Builder) -> None:
+    for s, (_, args, _) in enumerate(layers[0].attrs["steps"]):
+        for a, (kind, _) in enumerate(args):
+            values = [op.attrs["steps"][s][1][a][1] for op in layers]
+            if kind != "const" or len({repr(v) for v in values}) == 1:
+                continue
+            for op, value in zip(layers, values, strict=True):
+                steps = list(op.attrs["steps"])
+                fn, given, dtype = steps[s]
+                own = np.asarray(value, NUMPY[_number_dtype(value, dtype)])
+                const = Const.of(own, NAMES[own.dtype])
+                place = ("in", len(op.inputs))
+                op.inputs.append(b.value(const, b.unique(f"{op.name}.number")))
+                steps[s] = (fn, (*given[:a], place, *given[a + 1 :]), dtype)
+                op.attrs = {**op.attrs, "steps": tuple(steps)}
+
+
+def _number_dtype(value: float, dtype: str) -> str:
+    """Type in which a number of a step that makes `dtype` is the same as an operand."""
+    if isinstance(value, float) or dtype in FLOATS:
+        return "fp64" if dtype == "fp64" else "fp32"
+    return "int64" if dtype == "bool" else dtype
+
+
+def _tokens(ops: Sequence[Node], numbers: bool = True) -> np.ndarray:
     """A number per op that is equal for ops of equal kind, attributes, shapes and dtypes."""
-    numbers: dict[Hashable, int] = {}
+    known: dict[Hashable, int] = {}
     out = np.empty(len(ops), np.int64)
     for i, op in enumerate(ops):
         operands = tuple((_side(v), v.shape, v.dtype) for v in op.inputs)
-        key = (op.kind, tuple(sorted(op.attrs.items())), operands, op.output.shape, op.output.dtype)
-        out[i] = numbers.setdefault(key, len(numbers))
+        attrs = op.attrs
+        if op.kind == "map" and not numbers:
+            attrs = {"steps": _without_numbers(attrs["steps"])}
+        key = (op.kind, tuple(sorted(attrs.items())), operands, op.output.shape, op.output.dtype)
+        out[i] = known.setdefault(key, len(known))
     return out
+
+
+def _without_numbers(steps: Steps) -> Steps:
+    return tuple(
+        (fn, tuple((kind, type(x).__name__ if kind == "const" else x) for kind, x in args), dtype)
+        for fn, args, dtype in steps
+    )
 
 
 def _side(v: Value) -> str:

@@ -43,6 +43,30 @@ def test_plain_chain(tmp_path: Path) -> None:
     assert graph.tensors["w0"].instances == tuple(f"w{i}" for i in range(7))
 
 
+def test_numbers_of_each_layer_become_operands(tmp_path: Path) -> None:
+    nodes, weights, rng = [], [], np.random.default_rng(3)
+    for i in range(4):
+        weights += [weight(f"w{i}", rng.standard_normal((6, 6)).astype(np.float32) / 3),
+                    weight(f"k{i}", np.float32(1 + i)), weight(f"n{i}", np.int64(i))]  # fmt: skip
+        before = f"s{i - 1}" if i else "x"
+        nodes += [
+            helper.make_node("MatMul", [before, f"w{i}"], [f"a{i}"], f"mm{i}"),
+            helper.make_node("Mul", [f"a{i}", f"k{i}"], [f"b{i}"], f"mul{i}"),
+            helper.make_node("Pow", [f"b{i}", "two"], [f"c{i}"], f"pow{i}"),
+            helper.make_node("Cast", [f"c{i}"], [f"d{i}"], f"int{i}", to=7),
+            helper.make_node("Add", [f"d{i}", f"n{i}"], [f"e{i}"], f"add{i}"),
+            helper.make_node("Cast", [f"e{i}"], [f"f{i}"], f"float{i}", to=1),
+            helper.make_node("Add", [f"a{i}", f"f{i}"], [f"s{i}"], f"sum{i}"),
+        ]
+    weights.append(weight("two", np.float32(2)))
+    path = write(tmp_path / "m.onnx", nodes, [info("x", "float32", [2, 6])],
+                 [info("s3", "float32", [2, 6])], weights)  # fmt: skip
+    bound = check(load_model(path), step())
+    assert [(s.name, s.repeat) for s in bound.graph.segments] == [("body", 4)]
+    numbers = [t for t in bound.graph.tensors.values() if t.shape == () and t.kind == "WEIGHT"]
+    assert {len(t.instances) for t in numbers} == {4} and len(numbers) == 2  # all square alike
+
+
 def test_a_value_from_before_that_all_layers_read_is_steady(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     chain(path, 5, lambda i, v: v[-1])
