@@ -87,6 +87,29 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _add_workload(p: argparse.ArgumentParser) -> None:
+    """The flags that bind a model's dimensions."""
+    p.add_argument("--phase", choices=("prefill", "decode", "both"))
+    p.add_argument("--batch", type=int, metavar="N", help="sequences (default 1)")
+    p.add_argument("--prompt", type=int, metavar="N", help="new tokens of a prefill (default 16)")
+    p.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens cached before a decode, or before a prefill that continues a cache",
+    )
+    p.add_argument("--max-context", type=int, metavar="N", help="cached tokens to reserve for")
+    p.add_argument("--decode-model", metavar="F", help="the decode graph, if exported apart")
+    p.add_argument(
+        "--dim",
+        type=_dimension,
+        action=_Dimensions,
+        default=[],
+        metavar="NAME=N",
+        help="bind another symbolic dimension (repeatable)",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = _Parser(
@@ -109,25 +132,7 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument("model", metavar="MODEL.onnx")
     c.add_argument("--chip", required=True, help="a name from 'meshc chips' or a TOML file")
     c.add_argument("-o", "--output", required=True, metavar="OUT", help="output folder")
-    c.add_argument("--phase", choices=("prefill", "decode", "both"))
-    c.add_argument("--batch", type=int, metavar="N", help="sequences (default 1)")
-    c.add_argument("--prompt", type=int, metavar="N", help="new tokens of a prefill (default 16)")
-    c.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="tokens cached before a decode, or before a prefill that continues a cache",
-    )
-    c.add_argument("--max-context", type=int, metavar="N", help="cached tokens to reserve for")
-    c.add_argument("--decode-model", metavar="F", help="the decode graph, if exported apart")
-    c.add_argument(
-        "--dim",
-        type=_dimension,
-        action=_Dimensions,
-        default=[],
-        metavar="NAME=N",
-        help="bind another symbolic dimension (repeatable)",
-    )
+    _add_workload(c)
     c.add_argument("--dtype", default="keep", help="storage of weights (this version: keep)")
     c.add_argument("--kv-dtype", default="keep", help="storage of the cache (this version: keep)")
     c.add_argument("--strategy", default="auto")
@@ -212,8 +217,9 @@ def parser() -> argparse.ArgumentParser:
     h.add_argument("name", nargs="?")
     h.set_defaults(run=_chips)
 
-    o = add("ops", "List the operators of a model and whether meshc has them.")
-    o.add_argument("model", metavar="MODEL.onnx")
+    o = add("ops", "List the operators of a model and what becomes of each.")
+    o.add_argument("model", metavar="MODEL.onnx", nargs="?", help="without it: what is known")
+    _add_workload(o)
     o.set_defaults(run=_ops)
 
     d = add("disasm", "Print one core's own instructions.")
@@ -497,17 +503,37 @@ def _chips(args: argparse.Namespace) -> int:
 
 
 def _ops(args: argparse.Namespace) -> int:
-    from meshc import frontend, summary
+    from meshc import frontend, operators, summary
 
-    rows = frontend.operator_table(frontend.load_model(args.model))
-    bad = [r for r in rows if r[2] == "unsupported"]
+    if args.model is None:
+        names = [f"{d}:{n}" if d else n for d, n in frontend.known_operators()]
+        if args.json:
+            _emit_json({"ops": [{"op": n, "status": "supported"} for n in names]})
+        elif not args.quiet:
+            summary.print_known(names)
+        return 0
+    second = frontend.load_model(args.decode_model) if args.decode_model else None
+    found = operators.operators(
+        args.model,
+        phase=args.phase,
+        batch=args.batch,
+        prompt=args.prompt,
+        context=args.context,
+        max_context=args.max_context,
+        dims=dict(args.dim),
+        decode_model=second,
+    )
     if args.json:
-        _emit_json({"ops": [{"op": n, "count": c, "status": s} for n, c, s in rows]})
+        rows = [
+            {"op": r.operator, "count": r.nodes, "status": r.status}
+            | {f: r.fates.get(f, 0) for f in frontend.FATES}
+            for r in found.rows
+        ]
+        _emit_json({"ops": rows, "patterns": found.patterns, "reason": found.reason or None})
     elif not args.quiet:
-        summary.print_ops(rows)
-    if bad:
-        names = ", ".join(f"{n} ({c})" for n, c, _ in bad)
-        raise InputError(f"Model '{args.model}' has unsupported operators: {names}.")
+        summary.print_ops(found)
+    if found.reason:
+        raise InputError(found.reason)
     return 0
 
 

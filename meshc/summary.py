@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from meshc.ir.chip import ChipSpec
 from meshc.ir.compiled import Compiled
 from meshc.ir.stream import Combine, Copy, Kernel, Recv, Send, Step, View
+from meshc.operators import Operators
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right")
+        side: JustifyMethod = "left" if i == 0 else "right"
+        table.add_column(name, justify=side, overflow="fold")
     return table
 
 
@@ -236,11 +239,24 @@ def print_noc(record: dict[str, Any]) -> None:
     Console(highlight=False).print(table)
 
 
-def print_ops(rows: list[tuple[str, int, str]]) -> None:
-    table = _table("Operators", "operator", "nodes", "status")
-    for name, count, status in rows:
-        table.add_row(name, str(count), status)
-    Console(highlight=False).print(table)
+def print_ops(found: Operators) -> None:
+    """Operators by falling number of nodes, and the patterns found among them."""
+    table = _table("Operators", "operator", "nodes", "fused", "executed", "folded", "status")
+    for r in found.rows:
+        fates = [r.fates.get(f) for f in ("fused", "executed", "folded")]
+        table.add_row(r.operator, str(r.nodes), *(str(n or "") for n in fates), r.status)
+    console = Console(highlight=False)
+    console.print(table)
+    if found.patterns:
+        listed = ", ".join(f"{n} × {name}" for name, n in found.patterns.items())
+        console.print(f"Recognised: {listed}.")
+
+
+def print_known(names: Sequence[str]) -> None:
+    """The operators that can be compiled, in columns."""
+    from rich.columns import Columns
+
+    Console(highlight=False).print(Columns(names, equal=True, expand=False))
 
 
 def _view(v: View) -> str:

@@ -289,7 +289,7 @@ def test_all_unsupported_operators_are_listed_with_their_counts(bench: Path, mes
     assert contents(bench) == before
     listed = meshc("ops", "odd.onnx", "--json")
     table = {row["op"]: (row["count"], row["status"]) for row in json.loads(listed.out)["ops"]}
-    assert table["Gather"] == (1, "lowered")
+    assert table["Gather"] == (1, "executed")
     assert table["my.ops:Quantum"] == (1, "unsupported")
     assert table["Det"][0] == 2 and table["Det"][1].startswith("unsupported")
     assert listed.code == 2
@@ -1049,7 +1049,7 @@ def test_ops(meshc: Meshc, example: Path) -> None:
     assert result.code == 0 and "MatMul" in result.out and "unsupported" not in result.out
     rows = json.loads(meshc("ops", example, "--json").out)["ops"]
     assert sum(r["count"] for r in rows) == 621
-    assert {r["status"] for r in rows} <= {"lowered", "folded", "inlined"}
+    assert {r["status"] for r in rows} <= {"fused", "executed", "folded"}
 
 
 def test_viz_needs_a_report(bench: Path, meshc: Meshc) -> None:

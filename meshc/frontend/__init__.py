@@ -3,20 +3,26 @@
 from meshc.frontend.assembly import TensorData
 from meshc.frontend.bind import Bound, bind
 from meshc.frontend.binding import workloads
+from meshc.frontend.operators import known_operators, supported
 from meshc.frontend.oracle import rounding_spread, run_oracle
 from meshc.frontend.reader import Model, load_model
-from meshc.frontend.table import operator_table
+from meshc.frontend.survey import FATES, Fate, Survey, operator_name
 from meshc.frontend.weights import absent_weights
 
 __all__ = [
+    "FATES",
     "Bound",
+    "Fate",
     "Model",
+    "Survey",
     "TensorData",
     "absent_weights",
     "bind",
+    "known_operators",
     "load_model",
-    "operator_table",
+    "operator_name",
     "rounding_spread",
     "run_oracle",
+    "supported",
     "workloads",
 ]

@@ -32,6 +32,7 @@ from meshc.frontend.streams import (
     sort_streams,
     stacks_of,
 )
+from meshc.frontend.survey import Survey
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.graph import Graph
 from meshc.ir.workload import Workload
@@ -78,17 +79,21 @@ def bind(
     dynamic_mask: bool = False,
     fuse: bool = True,
     recognise: bool = True,
+    survey: Survey | None = None,
 ) -> Bound:
     """Bind every dimension, fold what becomes constant, and lower the rest to primitive ops.
 
     fuse: merge chains of elementwise ops.   recognise: make sums over experts, however they are
     written, grouped products.   dynamic_mask: keep masks and positions as inputs.
+    survey: receives what becomes of every node.
     Raises InputError for what the graph or the workload does not allow.
     """
     workload.verify()
-    bound = _bind(model, workload, dynamic_mask, fuse, recognise, True)
+    bound = _bind(model, workload, dynamic_mask, fuse, recognise, True, survey)
     if bound is None:  # what is stacked must stay so
-        bound = _bind(model, workload, dynamic_mask, fuse, recognise, False)
+        if survey is not None:
+            survey.clear()
+        bound = _bind(model, workload, dynamic_mask, fuse, recognise, False, survey)
     assert bound is not None
     return bound
 
@@ -100,10 +105,11 @@ def _bind(
     fuse: bool,
     recognise: bool,
     split: bool,
+    survey: Survey | None,
 ) -> Bound | None:
     """split: keep stacked caches in parts; None where the graph does not allow it."""
     builder = Builder()
-    importer = Importer(model, builder, workload.phase)
+    importer = Importer(model, builder, workload.phase, survey=survey)
     names = [p.name for p in model.outputs]
     usual: dict[str, np.ndarray] = {}
     try:
@@ -151,6 +157,10 @@ def _bind(
         if settle(net, ends, ops):
             ops = ordered(net, main, tokens, _after(net, ends))
         repeat = find_repeats(ops, values)
+    if survey is not None:
+        for i in range(repeat.start, repeat.start + repeat.period * repeat.count):
+            twin = ops[repeat.start + (i - repeat.start) % repeat.period]
+            survey.first[ops[i].source] = twin.source
     streams = sort_streams(ends.streams)
     graph, data = Assembly(model, ops, repeat, ends.roots, streams, builder).build(importer, folded)
     known = {**own, **{p: c for p, c in caches.items()}}

@@ -20,6 +20,7 @@ from meshc.frontend.operators import LOWERINGS
 from meshc.frontend.reader import DTYPES, SMALL, Model, domain_of
 from meshc.frontend.standard import REASONS, defined, definition, unread
 from meshc.frontend.stored import small_tensor
+from meshc.frontend.survey import Survey
 from meshc.frontend.weights import absence, is_external, read_tensor
 from meshc.ir.dtypes import NAMES, NUMPY
 
@@ -48,6 +49,8 @@ class Importer:
     )
     parameters: int = 0
     nameless: dict[str, None] = field(default_factory=dict)  # read, but made by nothing
+
+    survey: Survey | None = None  # where to note what became of every node
 
     def run(self, env: Env, wanted: Sequence[str]) -> list[Value | Poison | None]:
         """Values of the graph's outputs, given those of its inputs."""
@@ -111,7 +114,10 @@ class Importer:
         prefix: str,
         attrs: dict[str, Any],
     ) -> None:
-        for i, used in _needed(nodes, wanted, env):
+        needed = _needed(nodes, wanted, env)
+        if self.survey is not None:
+            self.survey.spare(nodes, [i for i, _ in needed])
+        for i, used in needed:
             node = nodes[i]
             names = list(node.input)
             inputs = [self._look(env, n) for n in names]
@@ -122,22 +128,30 @@ class Importer:
                 self._branch(node, env, opsets, prefix, attrs, inputs)
                 continue
             if any(isinstance(v, Poison) for v in inputs):
-                self._note_unknown(node)
+                known = self._note_unknown(node)
+                if self.survey is not None:
+                    self.survey.note(node, prefix, None if known else "unsupported", ())
                 env.update((n, POISON) for n in node.output if n)
                 continue
             operands = [v for v in inputs if not isinstance(v, Poison)]
             while operands and operands[-1] is None:
                 operands.pop()
             outputs = self._call(node, operands, used, opsets, prefix, attrs)
+            if self.survey is not None:
+                bad = any(isinstance(v, Poison) for v in outputs)
+                self.survey.note(node, prefix, "unsupported" if bad else None, outputs)
             for name, value in zip(node.output, outputs, strict=False):
                 if name:
                     env[name] = value
 
-    def _note_unknown(self, node: Any) -> None:
+    def _note_unknown(self, node: Any) -> bool:
+        """Whether some binding makes the operator known; it is a failure if none does."""
         key = (domain_of(node), node.op_type)
         known = key in LOWERINGS or key in self.model.functions or key[1] == "Constant"
-        if not known and not defined(*key, self.model.opsets.get(key[0], 1)):
-            self.failures[_label(*key), REASONS.get(key, "")] += 1
+        if known or defined(*key, self.model.opsets.get(key[0], 1)):
+            return True
+        self.failures[_label(*key), REASONS.get(key, "")] += 1
+        return False
 
     def _call(
         self,
@@ -225,7 +239,9 @@ class Importer:
         function = definition(call.op, call.opset, protos, inputs)
         if function is None:
             raise Unsupported("on operands of these types")
+        survey, self.survey = self.survey, None  # the nodes inside are not the model's
         out = self._function(function, inputs, call.name, protos)
+        self.survey = survey
         if not any(isinstance(v, Poison) for v in out):
             self.results[key] = (out, inputs)
         return out
@@ -268,9 +284,15 @@ class Importer:
         if not isinstance(condition, Value) or condition.const is None:
             reason = "with a condition that depends on run-time data"
             self.failures["If", reason] += 1
+            if self.survey is not None:
+                self.survey.note(node, prefix, "unsupported", ())
             env.update((n, POISON) for n in node.output if n)
             return
         taken = "then_branch" if condition.const.array().reshape(-1)[0] else "else_branch"
+        if self.survey is not None:
+            self.survey.note(node, prefix, "folded", ())
+            for other in (a.g for a in node.attribute if a.HasField("g") and a.name != taken):
+                self.survey.spare(list(other.node), ())
         graph = next(a.g for a in node.attribute if a.name == taken)
         inner: Env = dict(env)
         for tensor in graph.initializer:

@@ -27,6 +27,7 @@ from meshc.frontend import (
     lower_statistics,
 )
 from meshc.frontend.call import Lowering
+from meshc.frontend.standard import defined
 
 LOWERINGS: dict[tuple[str, str], Lowering] = {
     **lower_elementwise.TABLE,
@@ -58,3 +59,17 @@ LOWERINGS.update(
 )
 LOWERINGS["", "Scatter"] = LOWERINGS["", "ScatterElements"]  # its name before opset 11
 CONTROL = frozenset([("", "Constant"), ("", "If")])
+
+
+def supported(domain: str, op: str, opset: int = 24) -> bool:
+    """Whether an operator can be compiled in some form, without looking at its operands."""
+    key = (domain, op)
+    return key in LOWERINGS or key in CONTROL or defined(domain, op, opset)
+
+
+def known_operators() -> list[tuple[str, str]]:
+    """(domain, operator) of everything that can be left for run time."""
+    from onnx import defs
+
+    own = {s.name for s in defs.get_all_schemas() if not s.domain and defined("", s.name, 24)}
+    return sorted({*LOWERINGS, *CONTROL, *(("", n) for n in own)})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshc.errors import InputError
-from meshc.frontend import Bound, Model, bind, load_model, operator_table, run_oracle, workloads
+from meshc.frontend import Bound, Model, bind, load_model, run_oracle, workloads
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.workload import Workload
 
@@ -210,12 +210,6 @@ def test_static_cache_is_a_buffer_of_max_context() -> None:
     assert bound.folded["input.cache.layers.0.cumulative_length"] == 6
     assert len(bound.graph.caches) == 2
     assert {bound.graph.tensors[c.past or ""].kind for c in bound.graph.caches} == {"CACHE"}
-
-
-def test_operator_table() -> None:
-    rows = {op: (n, status) for op, n, status in operator_table(load("llama-genai-int4-cpu"))}
-    assert rows["com.microsoft:MatMulNBits"] == (11, "lowered")
-    assert rows["com.microsoft:GroupQueryAttention"] == (2, "lowered")
 
 
 REFUSED = {
