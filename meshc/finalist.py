@@ -138,6 +138,7 @@ def _nets(plan: Plan, graph: Graph) -> list[Net]:
 def _keys(p: PhaseGraphs, program: Program) -> dict[str, Hashable]:
     """Identity of what each persistent buffer holds, the same in every phase."""
     order = {pair.present: i for i, pair in enumerate(p.graph.caches)}
+    repeats = {s.name: s.repeat for s in p.graph.segments}
     found: dict[str, Hashable] = {}
     for b in program.buffers.values():
         t = p.graph.tensors[b.tensor]
@@ -145,5 +146,5 @@ def _keys(p: PhaseGraphs, program: Program) -> dict[str, Hashable]:
             content = tuple(p.digests[n] for n in t.instances)
             found[b.name] = ("weight", content, b.dtype, str(b.layout))
         elif b.kind == "kv":
-            found[b.name] = ("kv", order[b.tensor], len(t.instances), b.bytes, str(b.layout))
+            found[b.name] = ("kv", order[b.tensor], repeats[b.segment], b.bytes, str(b.layout))
     return found

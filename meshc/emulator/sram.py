@@ -151,6 +151,11 @@ class Memory:
         target = self.view(view)
         target[...] = data.view(target.dtype).reshape(target.shape)
 
+    def untouched(self, view: View) -> bool:
+        """Whether nothing was ever written to the view."""
+        held = self.read_bytes(view)
+        return bool(np.array_equal(held, self._garbage(held.size)[: held.size]))
+
     def poison(self, view: View) -> None:
         """Forget what the view holds."""
         target = self.view(view)
@@ -189,15 +194,18 @@ def load(
 ) -> dict[Coord, Memory]:
     """The memories of all cores in regions before the first step.
 
-    state: memories that an earlier step of the same model left behind; weights and caches are in
-    them already, and only the step's own inputs and constants are loaded.
+    state: memories that an earlier step of the same model left behind; caches and the weights of
+    that step are in them already.
     """
     memories = state or _fresh(program, chip)
     sources = Sources(tensors)
     for name, buffer_name, region_name, layer in program.load:
         buffer, region = program.buffers[buffer_name], program.regions[region_name]
         if state is not None and buffer.kind in ("weight", "kv"):
-            continue
+            first = memories[region.core(0, 0)]
+            view = lane_view(buffer, layer, (0, 0), (region.rows, region.cols))
+            if buffer.kind == "kv" or not first.untouched(view):
+                continue  # a weight that only this phase has is loaded when it first runs
         if name not in tensors:
             raise InputError(
                 f"The program loads '{name}' into buffer '{buffer_name}', but no tensor of that "

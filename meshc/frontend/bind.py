@@ -144,18 +144,19 @@ def _bind(
     share_heads(net, builder)
     share_rows(net, workload.batch)
     main, values = main_output(names), [v for _, v in ends.roots]
-    tokens = model.roles.tokens
+    moving = {n for n, r in model.roles.roles.items() if r not in ("mask", "positions", "other")}
+    moving.update(caches)
     if dynamic_mask:
-        share_steady(net, tokens)
-    ops = ordered(net, main, tokens, _after(net, ends))
+        share_steady(net, moving)
+    ops = ordered(net, main, moving, _after(net, ends))
     if settle(net, ends, ops):
-        ops = ordered(net, main, tokens, _after(net, ends))
+        ops = ordered(net, main, moving, _after(net, ends))
     repeat = free_numbers(ops, values, builder)
     if fuse:
         fuse_maps(net, repeat.layers(ops), repeat.leaving(ops))
-        ops = ordered(net, main, tokens, _after(net, ends))
+        ops = ordered(net, main, moving, _after(net, ends))
         if settle(net, ends, ops):
-            ops = ordered(net, main, tokens, _after(net, ends))
+            ops = ordered(net, main, moving, _after(net, ends))
         repeat = find_repeats(ops, values)
     if survey is not None:
         for i in range(repeat.start, repeat.start + repeat.period * repeat.count):

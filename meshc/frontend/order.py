@@ -6,7 +6,7 @@ in a graph without a past) stand right behind the last operand that the order al
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from meshc.frontend.builder import Node, Value
 from meshc.frontend.simplify import Net, visit
@@ -15,19 +15,19 @@ from meshc.frontend.simplify import Net, visit
 def ordered(
     net: Net,
     main: str,
-    tokens: str | None = None,
+    moving: Collection[str] = (),
     after: Mapping[int, Sequence[Node]] | None = None,
 ) -> list[Node]:
     """All nodes; `main` names the output that the order starts from.
 
-    What depends on run-time inputs other than `tokens` alone (a mask) comes first: all layers
-    read it. after: nodes by id → nodes that they stand behind though they do not read them.
+    What depends on run-time inputs other than the `moving` ones alone (a mask) comes first: all
+    layers read it. after: nodes by id → nodes that they stand behind though they do not read them.
     """
     after = after or {}
     roots = sorted(net.roots, key=lambda r: r[0] != main)
     seen: set[int] = set()
     spine: list[Node] = []
-    steady = steady_nodes(net, tokens)
+    steady = steady_nodes(net, moving)
     for node in net.nodes():
         if id(node) not in steady:
             for v in node.inputs:
@@ -57,8 +57,8 @@ def ordered(
     return order
 
 
-def steady_nodes(net: Net, tokens: str | None) -> set[int]:
-    """Ids of the nodes that read constants and run-time inputs other than `tokens`, and at least
+def steady_nodes(net: Net, moving: Collection[str]) -> set[int]:
+    """Ids of the nodes that read constants and run-time inputs other than `moving`, and at least
     one of the latter: what reads constants alone unpacks the weights of one layer."""
     steady: set[int] = set()
     stored: set[int] = set()
@@ -69,7 +69,7 @@ def steady_nodes(net: Net, tokens: str | None) -> set[int]:
             stored.add(id(node))
         elif all(
             v.const is not None
-            or (v.source == "INPUT" and v.name != tokens)
+            or (v.source == "INPUT" and v.name not in moving)
             or (v.node is not None and id(v.node) in steady | stored)
             for v in node.inputs
         ):
@@ -77,9 +77,9 @@ def steady_nodes(net: Net, tokens: str | None) -> set[int]:
     return steady
 
 
-def share_steady(net: Net, tokens: str | None) -> None:
+def share_steady(net: Net, moving: Collection[str]) -> None:
     """Equal computations on masks and positions, which exporters repeat per layer, become one."""
-    steady = steady_nodes(net, tokens)
+    steady = steady_nodes(net, moving)
     kept: dict[Hashable, Value] = {}
     replaced: dict[int, Value] = {}
     for node in net.nodes():

@@ -20,7 +20,7 @@ from meshc.frontend.folding import Const
 from meshc.frontend.importer import Poison
 from meshc.frontend.labels import FIXED
 from meshc.frontend.order import main_output
-from meshc.frontend.pasts import mark_of
+from meshc.frontend.pasts import mark_of, of_encoder
 from meshc.frontend.reader import Model
 from meshc.frontend.simplify import Net
 from meshc.ir.dtypes import NUMPY
@@ -142,7 +142,7 @@ def find_ends(
             fresh and id(value) not in taken
         ):
             axis = past.axis if past is not None and past.axis is not None else value.rank - 2
-            grows = past is None or past.style in ("grows", "buffer")
+            grows = past.style in ("grows", "buffer") if past is not None else not of_encoder(name)
             value = _appended(b, name, value, axis)
             ends.streams.append(Stream(None, value, name, axis if grows else None))
             taken.add(id(value))
