@@ -61,8 +61,8 @@ def operators(path: str | Path, **flags: Any) -> Operators:
             tables.append(survey.table(graph))
             found: Counter[str] = Counter()
             for segment, op in graph.ops():
-                if op.attr("pattern"):
-                    found[op.attr("pattern")] += segment.repeat
+                if op.attr("pattern") or op.kind == "experts":
+                    found[op.core] += segment.repeat
             patterns |= found
     except InputError as error:
         reason = str(error)

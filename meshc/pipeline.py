@@ -72,7 +72,9 @@ def _bind(
     model: Any, workload: Workload, options: CompileOptions, form: tuple[str, ...] | None = None
 ) -> Any:
     """Bind the model for a step.   form: of its kernels; None for the graph of primitives."""
-    bound = frontend.bind(model, workload, dynamic_mask=options.dynamic_mask)
+    bound = frontend.bind(
+        model, workload, dynamic_mask=options.dynamic_mask, recognise=options.recognition
+    )
     if form is None:
         return bound
     return replace(bound, graph=_fused(bound.graph, options, form))
