@@ -95,15 +95,50 @@ def _made(b: Builder, v: Value) -> Value:
     r = v.recipe
     if r is None:
         return v
-    inputs = [_made(b, i) for i in r.inputs]
+    if r.kind == "slice":
+        part = (r.attrs["start"], v.shape[r.attrs["axis"]], r.attrs["step"])
+        cut = _cut(b, r.inputs[0], r.attrs["axis"], part)
+        if cut is not None:
+            return cut
+    return _op(b, v, r, [_made(b, i) for i in r.inputs], v.shape)
+
+
+def _op(b: Builder, v: Value, r: Recipe, inputs: list[Value], shape: tuple[int, ...]) -> Value:
+    """The op of a recipe on these operands."""
     name = f"{b.scope}.{v.name.rsplit('.', 1)[-1]}.stored"
     attrs = r.attrs
     if r.kind == "map":
         steps, inputs = written_in(attrs["steps"], inputs)
         attrs = {"steps": steps}
-    value = b.node(r.kind, inputs, attrs, v.shape, v.dtype, v.labels, name)
+    value = b.node(r.kind, inputs, attrs, shape, v.dtype, v.labels, name)
     b.made.append(value)
     return value
+
+
+def _cut(b: Builder, v: Value, axis: int, part: tuple[int, int, int]) -> Value | None:
+    """Start, length and step of an axis of `v`, cut out of the constants that it is made of, so
+    that the axis can be divided; None where they do not have it."""
+    start, length, step = part
+    r = v.recipe
+    if r is None:
+        return b.slice(v, axis, start, length, FIXED, step, "cut")
+    shape = (*v.shape[:axis], length, *v.shape[axis + 1 :])
+    inner, found = r.inputs[0], None
+    if r.kind == "map":
+        parts = []
+        for i in r.inputs:
+            at = axis - (v.rank - i.rank)
+            whole = at < 0 or i.shape[at] != v.shape[axis]
+            parts.append(_made(b, i) if whole else _cut(b, i, at, part))
+        known = [p for p in parts if p is not None]
+        return _op(b, v, r, known, shape) if len(known) == len(parts) else None
+    if r.kind == "unpack" and axis != v.rank - 1:
+        found = _cut(b, inner, axis, part)
+    elif r.kind == "transpose":
+        found = _cut(b, inner, r.attrs["perm"][axis], part)
+    elif r.kind == "reshape" and inner.shape[: axis + 1] == v.shape[: axis + 1]:
+        found = _cut(b, inner, axis, part)
+    return None if found is None else _op(b, v, r, [found], shape)
 
 
 def gathered(b: Builder, data: Value, indices: Value, axis: int, suffix: str = "") -> Value:

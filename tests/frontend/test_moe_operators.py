@@ -12,6 +12,7 @@ import pytest
 from onnx import helper
 
 from meshc.frontend import bind, load_model
+from meshc.fusion import fuse
 
 from .harness import Step, check, f32, op, refuses, tensor, write
 from .models import step
@@ -123,7 +124,9 @@ def test_qmoe(
     # ONNX Runtime rounds the activations to 8 bits where blocks of 8-bit weights are constant.
     limit = 2e-2 if bits == 8 and block else None
     steps = (Step(2, 3, (2, 2)), Step(3, 1, (2, 3)))
-    check(tmp_path, nodes, given, constants, steps=steps, limit=limit)
+    for bound in check(tmp_path, nodes, given, constants, steps=steps, limit=limit):
+        products = [o for _, o in fuse(bound.graph).ops() if o.core == "experts"]
+        assert {o.attr("quantised") for o in products} == {bits}  # packed in SRAM
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
