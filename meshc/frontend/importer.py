@@ -13,6 +13,7 @@ from meshc.errors import InputError
 from meshc.frontend import rows
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call
+from meshc.frontend.control import CONTROL, SEQUENCES, Items, Scope
 from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED
 from meshc.frontend.lower_fold import reference
@@ -48,6 +49,7 @@ class Importer:
         default_factory=dict
     )
     parameters: int = 0
+    poison: Poison = POISON
     nameless: dict[str, None] = field(default_factory=dict)  # read, but made by nothing
 
     survey: Survey | None = None  # where to note what became of every node
@@ -55,14 +57,14 @@ class Importer:
     def run(self, env: Env, wanted: Sequence[str]) -> list[Value | Poison | None]:
         """Values of the graph's outputs, given those of its inputs."""
         graph = self.model.proto.graph
-        self._nodes(list(graph.node), env, wanted, self.model.opsets, "", {})
-        found = [self._look(env, name) for name in wanted]
+        self.nodes(list(graph.node), env, wanted, self.model.opsets, "", {})
+        found = [self.look(env, name) for name in wanted]
         for name, value in zip(wanted, found, strict=True):
             if isinstance(value, rows.Picked | rows.Sizes):
                 self.failures[name, "as an output whose size run-time data decides"] += 1
         return found
 
-    def _look(self, env: Env, name: str) -> Value | Poison | None:
+    def look(self, env: Env, name: str) -> Value | Poison | None:
         if not name:
             return None
         if name in env:
@@ -73,12 +75,12 @@ class Importer:
         value = self.weights.get(name)
         if value is None:
             tensor = self.model.weight(name)
-            value = self._tensor(tensor, name)
+            value = self.tensor(tensor, name)
             self.weights[name] = value
             self.parameters += int(np.prod(tensor.dims, dtype=np.int64))
         return value
 
-    def _tensor(self, tensor: Any, name: str) -> Value:
+    def tensor(self, tensor: Any, name: str) -> Value:
         """A TensorProto as a constant; large and external ones are read when needed, so that a
         graph is the same with its data files and without."""
         if tensor.data_type in SMALL:
@@ -105,7 +107,7 @@ class Importer:
 
     # -- nodes --------------------------------------------------------------------------------
 
-    def _nodes(
+    def nodes(
         self,
         nodes: Sequence[Any],
         env: Env,
@@ -120,12 +122,14 @@ class Importer:
         for i, used in needed:
             node = nodes[i]
             names = list(node.input)
-            inputs = [self._look(env, n) for n in names]
+            inputs = [self.look(env, n) for n in names]
             for name, value in zip(names, inputs, strict=True):
                 if isinstance(value, Poison) and name not in env:
                     self.nameless.setdefault(name)
-            if node.op_type == "If" and not domain_of(node):
-                self._branch(node, env, opsets, prefix, attrs, inputs)
+            special = node.op_type in CONTROL or node.op_type in SEQUENCES
+            special = special or any(isinstance(v, Items) for v in inputs)
+            if special and not domain_of(node) and self._function_of(node) is None:
+                self._control(node, env, Scope(env, opsets, prefix, attrs), inputs)
                 continue
             if any(isinstance(v, Poison) for v in inputs):
                 known = self._note_unknown(node)
@@ -182,7 +186,7 @@ class Importer:
         values = {p.name: _attribute(p) for p in protos}
         call = Call(domain, op, name, values, opset, used, self.phase)
         call.extra["protos"] = protos
-        function = self.model.functions.get((domain, op))
+        function = self._function_of(node)
         if function is not None:
             inner = self._function(function, inputs, name, protos)
             if not any(isinstance(v, Poison) for v in inner):
@@ -265,43 +269,41 @@ class Importer:
     def _constant(self, protos: Sequence[Any], name: str) -> Value:
         attr = protos[0]
         if attr.name == "value":
-            return self._tensor(attr.t, name)
+            return self.tensor(attr.t, name)
         value = _attribute(attr)
         dtype = np.float32 if "float" in attr.name else np.int64
         return self.builder.constant(np.asarray(value, dtype), name)
 
-    def _branch(
-        self,
-        node: Any,
-        env: Env,
-        opsets: dict[str, int],
-        prefix: str,
-        attrs: dict[str, Any],
-        inputs: Sequence[Any],
-    ) -> None:
-        """An If whose condition is known is replaced by its branch."""
-        condition = inputs[0]
-        if not isinstance(condition, Value) or condition.const is None:
-            reason = "with a condition that depends on run-time data"
-            self.failures["If", reason] += 1
-            if self.survey is not None:
-                self.survey.note(node, prefix, "unsupported", ())
-            env.update((n, POISON) for n in node.output if n)
-            return
-        taken = "then_branch" if condition.const.array().reshape(-1)[0] else "else_branch"
-        if self.survey is not None:
-            self.survey.note(node, prefix, "folded", ())
-            for other in (a.g for a in node.attribute if a.HasField("g") and a.name != taken):
-                self.survey.spare(list(other.node), ())
-        graph = next(a.g for a in node.attribute if a.name == taken)
-        inner: Env = dict(env)
-        for tensor in graph.initializer:
-            inner[tensor.name] = self._tensor(tensor, prefix + tensor.name)
-        wanted = [o.name for o in graph.output]
-        self._nodes(list(graph.node), inner, wanted, opsets, prefix, attrs)
-        for name, result in zip(node.output, wanted, strict=True):
+    def _control(self, node: Any, env: Env, scope: Scope, inputs: Sequence[Any]) -> None:
+        """A node with subgraphs, or one on sequences."""
+        op = node.op_type
+        outputs: Sequence[Any] = [POISON] * len(node.output)
+        protos = [p for p in (_resolved(a, scope.attrs) for a in node.attribute) if p is not None]
+        given = {p.name: p.g if p.HasField("g") else _attribute(p) for p in protos}
+        b = self.builder
+        try:
+            if any(isinstance(v, Poison) for v in inputs):
+                pass
+            elif op in CONTROL:
+                outputs = CONTROL[op](self, node, given, inputs, scope)
+            else:
+                b.scope = b.source = scope.prefix + (node.name or node.output[0])
+                b.made = []
+                if op != "Identity" and op not in SEQUENCES:
+                    raise Unsupported("on a sequence of tensors")
+                outputs = [inputs[0] if op == "Identity" else SEQUENCES[op](b, given, inputs)]
+            b.settle()
+        except Unsupported as error:
+            self.failures[op, str(error)] += 1
+        for name, value in zip(node.output, outputs, strict=False):
             if name:
-                env[name] = self._look(inner, result)
+                env[name] = value
+
+    def _function_of(self, node: Any) -> Any:
+        """The function of the model that a node calls, by its overload where there are several."""
+        overload = getattr(node, "overload", "")
+        key = domain_of(node), node.op_type
+        return self.model.overloads.get((*key, overload)) or self.model.functions.get(key)
 
     def _function(
         self, function: Any, inputs: Sequence[Value | None], name: str, protos: Sequence[Any]
@@ -313,8 +315,8 @@ class Importer:
         given.update({p.name: p for p in protos})
         opsets = {domain_of(o): int(o.version) for o in function.opset_import}
         wanted = list(function.output)
-        self._nodes(list(function.node), env, wanted, opsets, f"{name}/", given)
-        return [self._look(env, n) for n in wanted]
+        self.nodes(list(function.node), env, wanted, opsets, f"{name}/", given)
+        return [self.look(env, n) for n in wanted]
 
     def unknown(self, wanted: Sequence[str]) -> None:
         """Raise for operators that no binding makes known."""
@@ -396,7 +398,7 @@ def _reads(node: Any) -> list[str]:
     names = [n for n in node.input if n]
     for attr in node.attribute:
         if attr.HasField("g"):
-            inner = {t.name for t in attr.g.initializer} | {
+            inner = {t.name for t in (*attr.g.initializer, *attr.g.input)} | {
                 n for x in attr.g.node for n in x.output
             }
             for x in attr.g.node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshc.frontend import (
+    control,
     lower_activation,
     lower_attention,
     lower_cache,
@@ -58,7 +59,7 @@ LOWERINGS.update(
     {("com.microsoft", op): LOWERINGS["", op] for op in ("Trilu", "Range", "GatherND")}
 )
 LOWERINGS["", "Scatter"] = LOWERINGS["", "ScatterElements"]  # its name before opset 11
-CONTROL = frozenset([("", "Constant"), ("", "If")])
+CONTROL = frozenset(("", n) for n in ("Constant", *control.CONTROL, *control.SEQUENCES))
 
 
 def supported(domain: str, op: str, opset: int = 24) -> bool:

@@ -111,6 +111,12 @@ class Model:
         return {(domain_of(f), f.name): f for f in self.proto.functions}
 
     @cached_property
+    def overloads(self) -> dict[tuple[str, str, str], Any]:
+        """Functions local to the model, by domain, name and overload."""
+        named = ((domain_of(f), f.name, getattr(f, "overload", "")) for f in self.proto.functions)
+        return dict(zip(named, self.proto.functions, strict=True))
+
+    @cached_property
     def roles(self) -> Roles:
         from meshc.frontend.roles import find_roles
 

@@ -21,7 +21,6 @@ _BOXES = "because the size of its result depends on run-time data"
 _SEARCH = "because it is a search around a decoder; export the decoder and use 'meshc generate'"
 _PADDING = "because the size of its result depends on run-time data; export without it"
 _CONVOLUTION = "because it is a quantised convolution; keep convolutions in a float type"
-_LOOPS = "because how often it repeats depends on run-time data"
 _SQUARES = "because it solves equations or measures distances, which meshc does not compile"
 _CUDA = "because its layout is that of another target; export for CPU"
 REASONS: dict[tuple[str, str], str] = {
@@ -31,17 +30,13 @@ REASONS: dict[tuple[str, str], str] = {
         _RECURRENT: ("RNN", "LSTM", "GRU"),
         _STRINGS: ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch",
                    "TfIdfVectorizer"),
-        _SEQUENCES: ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
-                     "SequenceInsert", "SequenceLength", "SequenceMap", "SplitToSequence",
-                     "ConcatFromSequence", "Optional", "OptionalGetElement",
-                     "OptionalHasElement"),
+        _SEQUENCES: ("SequenceMap",),
         _IMAGES: ("Resize", "Upsample", "GridSample", "RoiAlign", "MaxRoiPool", "MaxUnpool",
                   "DeformConv", "Col2Im", "ImageDecoder", "ConvTranspose"),
         _SIGNALS: ("DFT", "STFT", "MelWeightMatrix"),
         _BOXES: ("NonMaxSuppression", "Unique"),
         _SQUARES: ("Det",),
         _CONVOLUTION: ("ConvInteger", "QLinearConv"),
-        _LOOPS: ("Loop", "Scan"),
     }.items() for op in ops},
     **{("com.microsoft", op): why for why, ops in {
         _SEARCH: ("BeamSearch", "WhisperBeamSearch", "GreedySearch", "Sampling"),
