@@ -62,6 +62,8 @@ class Importer:
         for name, value in zip(wanted, found, strict=True):
             if isinstance(value, rows.Picked | rows.Sizes):
                 self.failures[name, "as an output whose size run-time data decides"] += 1
+            if isinstance(value, Items):
+                self.failures[name, "as an output that is a sequence of tensors"] += 1
         return found
 
     def look(self, env: Env, name: str) -> Value | Poison | None:

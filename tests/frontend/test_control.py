@@ -16,7 +16,7 @@ from .models import check, info, step, weight, write
 
 X = info("x", "float32", ["batch", 4])
 Y = info("y", "float32", ["batch", 4])
-F, I, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
 def node(op: str, inputs: str, outputs: str, **attrs: Any) -> Any:
@@ -24,7 +24,7 @@ def node(op: str, inputs: str, outputs: str, **attrs: Any) -> Any:
     return helper.make_node(op, names, outputs.split(","), f"{op}_{outputs}", **attrs)
 
 
-def port(name: str, kind: int = F, dims: Any = None) -> Any:
+def port(name: str, kind: int = FLOAT, dims: Any = None) -> Any:
     return helper.make_tensor_value_info(name, kind, dims)
 
 
@@ -65,13 +65,13 @@ def test_branches_within_branches(path: Path, first: bool) -> None:
 
 
 def body(extra: list[Any], outputs: str, go: str = "go") -> Any:
-    inputs = (port("i", I, []), port("cond", B, []), port("s", F, ["batch", 4]))
+    inputs = (port("i", INT, []), port("cond", BOOL, []), port("s", FLOAT, ["batch", 4]))
     nodes = [node("Identity", "cond", "go"), *extra]
     return graph(nodes, f"{go},{outputs}", inputs)
 
 
 def test_a_loop_is_unrolled(path: Path) -> None:
-    turn = [node("Cast", "i", "f", to=F), node("Add", "s,f", "t"), node("Mul", "t,k", "u")]
+    turn = [node("Cast", "i", "f", to=FLOAT), node("Add", "s,f", "t"), node("Mul", "t,k", "u")]
     loop = node("Loop", "n,,x", "y,all", body=body(turn, "u,t"))
     weights = {"n": np.int64(3), "k": np.float32(0.5)}
     run(path, [loop], weights)
@@ -86,7 +86,7 @@ def test_a_loop_ends_by_its_condition(path: Path) -> None:
 
 
 def test_a_scan_over_a_fixed_dimension(path: Path) -> None:
-    inputs = (port("s", F, ["batch", 4]), port("w", F, [4]))
+    inputs = (port("s", FLOAT, ["batch", 4]), port("w", FLOAT, [4]))
     turn = graph([node("Mul", "s,w", "t"), node("Add", "t,s", "u")], "u,t", inputs)
     scan = node("Scan", "x,ws", "y,all", body=turn, num_scan_inputs=1, scan_input_directions=[1])
     weights = {"ws": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
@@ -116,7 +116,7 @@ def test_a_recurrence_over_tokens_is_refused(path: Path) -> None:
     loop = node("Loop", "n,,x", "y", body=body([node("Neg", "s", "u")], "u"))
     text = refused(path, [*size, loop], {"zero": np.int64(0)})
     assert "'Loop' whose number of turns depends on the number of tokens, a recurrence" in text
-    inputs = (port("s", F, [4]), port("w", F, [4]))
+    inputs = (port("s", FLOAT, [4]), port("w", FLOAT, [4]))
     turn = graph([node("Add", "s,w", "u")], "u", inputs)
     scan = node("Scan", "k,x", "y", body=turn, num_scan_inputs=1)
     text = refused(path, [scan], {"k": np.zeros(4, np.float32)})
@@ -128,7 +128,7 @@ def test_sequences(path: Path) -> None:
         node("SplitToSequence", "x,two", "s", axis=1), node("SequenceAt", "s,last", "a"),
         node("SequenceErase", "s,zero", "rest"), node("SequenceInsert", "rest,a,zero", "more"),
         node("Identity", "more", "same"), node("SequenceLength", "same", "n"),
-        node("ConcatFromSequence", "same", "c", axis=1), node("Cast", "n", "f", to=F),
+        node("ConcatFromSequence", "same", "c", axis=1), node("Cast", "n", "f", to=FLOAT),
         node("SequenceConstruct", "c,x", "pair"), node("ConcatFromSequence", "pair", "d", axis=0,
                                                        new_axis=1),
         node("ReduceSum", "d,zeros", "e", keepdims=0), node("Mul", "e,f", "y"),
@@ -165,7 +165,7 @@ def test_functions(path: Path) -> None:
     inside.attribute.append(reference("value_float", AttributeProto.FLOAT, "shift"))
     then = graph([inside, node("Add", "a,d", "e")], "e")
     other = graph([node("Identity", "a", "z")], "z")
-    yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("t", B, [], [True]))
+    yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("t", BOOL, [], [True]))
     choose = helper.make_node("If", ["yes"], ["q"], then_branch=then, else_branch=other)
     both = helper.make_function(
         "own", "Both", ["a"], ["r"],

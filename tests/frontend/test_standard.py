@@ -37,7 +37,7 @@ def test_every_operator_has_a_lowering_or_a_definition_or_a_reason() -> None:
     (op("LSTM", "x,x,x"), "recurrent"), (op("Multinomial", "x"), "random numbers"),
     (op("StringNormalizer", "x"), "works on strings"), (op("STFT", "x,x"), "transforms signals"),
     (op("NonMaxSuppression", "x,x"), "depends on run-time data"),
-    (op("Resize", "x,,x"), "resamples images"), (op("SequenceConstruct", "x"), "sequences"),
+    (op("Resize", "x,,x"), "resamples images"), (op("SequenceMap", "x"), "sequences"),
     (op("BeamSearch", "x", "y", MS), "use 'meshc generate'"),
     (op("Sampling", "x", "y", MS), "use 'meshc generate'"),
     (op("RemovePadding", "x,x", "y", MS), "export without it"),
