@@ -174,7 +174,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     buffers["first"] = NONE
     order, messages, wake = _messages(chip, batch, plane, table)
 
-    wheel = 1 << int((links["reach"] + links["back"]).max() + 3).bit_length()
+    wheel = 1 << int(max((links["reach"] + links["back"]).max(), 4)).bit_length()
     clock = np.zeros(1, rules.CLOCK)
     clock["routers"], clock["channels"], clock["shift"] = routers, channels, shift
     clock["speculate"], clock["route_cycles"] = timing.speculate, timing.route

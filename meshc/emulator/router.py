@@ -384,7 +384,9 @@ def use_grant(s: State, link: int, into: int, now: int) -> None:
     p.turn = 0 if output == 4 else output + 1
     able = whole(s.able[link << 3 | into])
     asks = able if able else whole(s.guessing[link << 3 | into])
-    channel = lowest_from(asks, whole(p.channel_turn))
+    channel = lowest(asks)
+    if asks & (asks - 1):
+        channel = lowest_from(asks, whole(p.channel_turn))
     p.channel_turn = 0 if channel + 1 == channels else channel + 1
     b = s.buffers[port << shift | channel]
     if able or (b.state == FRESH and s.slots[b.slot].credits > 0):
@@ -440,8 +442,10 @@ def allocate_switches(s: State, now: int) -> None:
                 into = (lowest(grants) * 13) >> 6
                 offers = grants >> (5 * into) & 31
                 grants &= ~(31 << (5 * into))
-                turn = whole(s.ports[router << 3 | into].turn)
-                output = whole(s.turns[turn << 5 | offers])
+                output = lowest(offers)
+                if offers & (offers - 1):
+                    turn = whole(s.ports[router << 3 | into].turn)
+                    output = whole(s.turns[turn << 5 | offers])
             use_grant(s, router << 3 | output, into, now)
             into = -1
         s.router_list[kept] = router
