@@ -397,14 +397,13 @@ def use_grant(s: State, link: int, into: int, now: int) -> None:
 def grant(s: State, router: int, requests: int) -> int:
     """Each output grants one of the inputs that ask for it: bit input · 5 + output."""
     grants = 0
-    output = 0
     while requests:
-        if requests & 31:
-            turn = whole(s.links[router << 3 | output].turn)
-            into = whole(s.turns[turn << 5 | (requests & 31)])
-            grants |= 1 << (into * 5 + output)
-        requests >>= 5
-        output += 1
+        output = (lowest(requests) * 13) >> 6  # bit // 5
+        asking = requests >> (5 * output) & 31
+        requests &= ~(31 << (5 * output))
+        turn = whole(s.links[router << 3 | output].turn)
+        into = whole(s.turns[turn << 5 | asking])
+        grants |= 1 << (into * 5 + output)
     return grants
 
 
