@@ -13,7 +13,7 @@ from meshc.emulator.messages import links_used
 from meshc.emulator.network import cycle_limit_error
 from meshc.emulator.router import advance
 from meshc.emulator.router_paths import alone, count_flits
-from meshc.emulator.router_sources import offer_next
+from meshc.emulator.router_sources import offer_first
 from meshc.emulator.router_state import NONE, PACE, State
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
@@ -223,8 +223,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         route_end=ends_of(16),
         route_buffer=room(wheel * routers * 16 if timing.route else 1),
     )
-    for source in np.flatnonzero(table["place"] < table["place_end"]):
-        offer_next(state, int(source), -1)
+    offer_first(state)
     return order, more_flights(state)
 
 

@@ -113,6 +113,13 @@ def offer_next(s: State, router: int, now: int) -> None:
                 sleep(s, router, m.ready)
 
 
+@compiled
+def offer_first(s: State) -> None:
+    """Offer every core's first message."""
+    for router in range(len(s.routers)):
+        offer_next(s, router, -1)
+
+
 @inlined
 def free_channel(s: State, router: int, link: int) -> int:
     """The channel into which a core may send a head, or -1."""
