@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     def lowest(mask: Any) -> int:
         """Position of the lowest set bit of an integer that is not 0."""
 
+    def ones(mask: Any) -> int:
+        """How many bits are set."""
+
 else:
     whole = np.int64
 
@@ -80,5 +83,12 @@ else:
     def lowest(typing: Any, mask: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+        return types.int64(types.int64), generate
+
+    @intrinsic
+    def ones(typing: Any, mask: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.ctpop(arguments[0])
 
         return types.int64(types.int64), generate

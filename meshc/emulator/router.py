@@ -27,7 +27,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshc.emulator.compiled import compiled, inlined, lowest, whole
+from meshc.emulator.compiled import compiled, inlined, lowest, ones, whole
 from meshc.emulator.router_paths import is_late, output_to
 from meshc.emulator.router_sources import (
     inject_all,
@@ -394,17 +394,40 @@ def use_grant(s: State, link: int, into: int, now: int) -> None:
 
 
 @inlined
-def grant(s: State, router: int, requests: int) -> int:
-    """Each output grants one of the inputs that ask for it: bit input · 5 + output."""
-    grants = 0
+def match(s: State, router: int, requests: int) -> int:
+    """Which of a router's requests are granted and taken; bits output · 5 + input."""
+    grants = 0  # bits input · 5 + output
     while requests:
-        output = (lowest(requests) * 13) >> 6  # bit // 5
+        output = fifth(lowest(requests))
         asking = requests >> (5 * output) & 31
         requests &= ~(31 << (5 * output))
         turn = whole(s.links[router << 3 | output].turn)
         into = whole(s.turns[turn << 5 | asking])
         grants |= 1 << (into * 5 + output)
-    return grants
+    matches = 0
+    while grants:
+        into = fifth(lowest(grants))
+        offers = grants >> (5 * into) & 31
+        grants &= ~(31 << (5 * into))
+        turn = whole(s.ports[router << 3 | into].turn)
+        output = whole(s.turns[turn << 5 | offers])
+        matches |= 1 << (output * 5 + into)
+    return matches
+
+
+@inlined
+def fifth(bit: int) -> int:
+    """bit // 5 for bits up to 24."""
+    return (bit * 13) >> 6
+
+
+@inlined
+def compete(requests: int) -> bool:
+    """Whether two requests are for one output or from one input."""
+    rows = requests | requests >> 5 | requests >> 10 | requests >> 15 | requests >> 20
+    columns = requests | requests >> 1 | requests >> 2 | requests >> 3 | requests >> 4
+    count = ones(requests)
+    return ones(rows & 31) != count or ones(columns & 0x108421) != count
 
 
 @inlined
@@ -427,26 +450,13 @@ def allocate_switches(s: State, now: int) -> None:
         requests = whole(r.requests | r.guesses)
         if clock.paced:
             requests = without_busy(s, router, requests, now)
-        grants = 0
-        into = -1
-        output = 0
-        if requests & (requests - 1):
-            grants = grant(s, router, requests)
-        elif requests:
+        if compete(requests):
+            requests = match(s, router, requests)
+        while requests:
             bit = lowest(requests)
-            output = (bit * 13) >> 6  # bit // 5
-            into = bit - 5 * output
-        while into >= 0 or grants:
-            if into < 0:
-                into = (lowest(grants) * 13) >> 6
-                offers = grants >> (5 * into) & 31
-                grants &= ~(31 << (5 * into))
-                output = lowest(offers)
-                if offers & (offers - 1):
-                    turn = whole(s.ports[router << 3 | into].turn)
-                    output = whole(s.turns[turn << 5 | offers])
-            use_grant(s, router << 3 | output, into, now)
-            into = -1
+            requests &= requests - 1
+            output = fifth(bit)
+            use_grant(s, router << 3 | output, bit - 5 * output, now)
         s.router_list[kept] = router
         again = whole(r.requests != 0)
         kept += again
