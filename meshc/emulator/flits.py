@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,7 @@ def _whole(chip: ChipSpec, name: str, value: float) -> int:
     return int(value)
 
 
+@cache
 def _turns() -> NDArray[np.uint8]:
     table = np.zeros(5 * 32, np.uint8)
     for start in range(5):
