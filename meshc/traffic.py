@@ -27,6 +27,7 @@ MESSAGES = ("id", "ready_cycle", "src_row", "src_col", "dst_row", "dst_col", "by
 TRANSFERS = ("start_cycle", "src_x", "src_y", "dst_x", "dst_y", "noc", "bytes", "kind")
 OPTIONAL = ("after",)
 LARGEST = 1 << 53  # numbers above are not exact in other tools
+LATEST = 1 << 40  # cycles are also counted in parts of them
 BLOCK_BYTES = 1 << 22
 TEXTS = ("id", "after", "kind")  # columns that need not be numbers
 
@@ -171,18 +172,24 @@ def _numbers(block: bytes, width: int) -> NDArray[np.int64] | None:
     return values.reshape(lines, width) if len(values) == lines * width else None
 
 
+def _limits(name: str) -> tuple[int, int]:
+    """The least and the largest value of a column."""
+    return (1 if name == "bytes" else 0), (LATEST if name.endswith("_cycle") else LARGEST)
+
+
 def _check_range(path: Path, name: str, values: NDArray[np.int64], line: int) -> None:
-    least = 1 if name == "bytes" else 0
-    if len(values) and int(values.min()) < least:
-        at = int(values.argmin())
+    least, most = _limits(name)
+    wrong = (values < least) | (values > most)
+    if wrong.any():
+        at = int(np.argmax(wrong))
         _refuse(path, line + at, name, str(values[at]))
 
 
 def _refuse(path: Path, line: int, name: str, text: str) -> None:
-    least = 1 if name == "bytes" else 0
+    least, most = _limits(name)
     raise InputError(
         f"{path}, line {line}: {name} is '{text[:40]}', but it must be a whole number from {least} "
-        f"to {LARGEST}; correct it."
+        f"to {most}; correct it."
     )
 
 
@@ -221,7 +228,8 @@ def _read_lines(
             )
         for name in numeric:
             value = _whole(fields[at[name]])
-            if value is None or not (1 if name == "bytes" else 0) <= value <= LARGEST:
+            least, most = _limits(name)
+            if value is None or not least <= value <= most:
                 _refuse(path, number, name, fields[at[name]].strip())
             assert value is not None
             rows[name].append(value)

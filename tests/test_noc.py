@@ -101,7 +101,7 @@ def test_columns_in_any_order_and_both_ways_of_reading_agree(write: Write) -> No
         ),
         (
             f"{HEADER}\n1,0.5,0,0,1,1,9\n",
-            f"t.csv, line 2: ready_cycle is '0.5', {NUMBER} 0 to 9007199254740992; correct it.",
+            f"t.csv, line 2: ready_cycle is '0.5', {NUMBER} 0 to 1099511627776; correct it.",
         ),
         (
             f"{HEADER}\n1,0,0,0,4,1,9\n",
