@@ -133,6 +133,13 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument("--chip", required=True, help="a name from 'meshc chips' or a TOML file")
     c.add_argument("-o", "--output", required=True, metavar="OUT", help="output folder")
     _add_workload(c)
+    c.add_argument(
+        "--experts",
+        default="uniform",
+        metavar="uniform|FILE.json",
+        help="how tokens spread over a mixture's experts: evenly, or in the ratio of a list of "
+        "numbers (or of one list per layer)",
+    )
     c.add_argument("--dtype", default="keep", help="storage of weights (this version: keep)")
     c.add_argument("--kv-dtype", default="keep", help="storage of the cache (this version: keep)")
     c.add_argument("--strategy", default="auto")
@@ -279,6 +286,7 @@ def _engine(name: str) -> str:
 
 def _compile(args: argparse.Namespace) -> int:
     from meshc import store
+    from meshc.frontend import read_load
     from meshc.ir.compiled import CompileOptions
     from meshc.pipeline import compile as compile_model
 
@@ -314,6 +322,7 @@ def _compile(args: argparse.Namespace) -> int:
         dynamic_mask=args.dynamic_mask,
         fusion=not args.no_fusion,
         recognition=not args.no_recognition,
+        experts=read_load(args.experts),
     )
     began = time.perf_counter()
     status, say = _say(args)

@@ -129,7 +129,9 @@ def compile(
         dims=dict(options.dims),
         decode_model=decode_model,
     )
-    wanted: dict[str, Any] = {str(phase): step for phase, step in found.items()}
+    wanted: dict[str, Any] = {
+        str(phase): (m, replace(w, experts=options.experts)) for phase, (m, w) in found.items()
+    }
     bound: dict[str, Any] = {}
     full: dict[str, Any] = {}
     for phase, (m, w) in wanted.items():

@@ -12,6 +12,7 @@ from meshc.frontend.assembly import Assembly, TensorData
 from meshc.frontend.binding import bound_shape, folded_inputs
 from meshc.frontend.builder import UNKNOWN, Builder, Node, Value
 from meshc.frontend.cacheviews import join_arrays, split_arrays
+from meshc.frontend.expertload import loaded
 from meshc.frontend.experts import recognise_experts
 from meshc.frontend.folding import Const
 from meshc.frontend.fuse import fuse as fuse_maps
@@ -164,6 +165,7 @@ def _bind(
             survey.first[ops[i].source] = twin.source
     streams = sort_streams(ends.streams)
     graph, data = Assembly(model, ops, repeat, ends.roots, streams, builder).build(importer, folded)
+    graph = loaded(graph, workload)
     known = {**own, **{p: c for p, c in caches.items()}}
     given = {n: (known[n].shape, known[n].dtype) for n in graph.inputs}
     defined = {n: builder.defined[id(v)] for n, v in ends.roots if id(v) in builder.defined}

@@ -73,6 +73,8 @@ def recognise_experts(net: Net, b: Builder) -> int:
             if len(chain) >= _FEWEST - 1:
                 found += _rewrite_selection(b, node, chain)
     _name(b)
+    if found:
+        share_equal(net)  # the ids of one layer's products are the same
     return found
 
 
@@ -211,7 +213,8 @@ def _rewrite(b: Builder, node: Node, terms: list[Term]) -> int:
     if first.form == "weighted":
         assert first.weights is not None
         each = first.weights.shape[-1]
-    merger = Merger(b, flat, result.shape[:-1], result.labels[:-1], each)
+    others = (tuple(numbers), among) if some else ((), 0)
+    merger = Merger(b, flat, result.shape[:-1], result.labels[:-1], each, *others)
     try:
         rows = merger.rows([t.result for t in terms])
     except Unlike:

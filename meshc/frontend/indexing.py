@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -75,8 +76,13 @@ def experts(
     transpose_b: bool,
     suffix: str = "",
     dtype: str = "",
+    members: tuple[int, ...] = (),
+    among: int = 0,
 ) -> Value:
-    """rows [S, K] times the weights [E, K, N] (or [E, N, K]) of each row's expert ids [S]."""
+    """rows [S, K] times the weights [E, K, N] (or [E, N, K]) of each row's expert ids [S].
+
+    members, among: the experts' numbers among how many, where the weights are not of all.
+    """
     k, n = (2, 1) if transpose_b else (1, 2)
     if rows.shape[1] != weights.shape[k] or ids.shape != rows.shape[:1]:
         raise Unsupported(
@@ -84,7 +90,9 @@ def experts(
             f"{list(ids.shape)}"
         )
     shape, labels = (rows.shape[0], weights.shape[n]), (rows.labels[0], weights.labels[n])
-    attrs = {"transpose_b": transpose_b}
+    attrs: dict[str, Any] = {"transpose_b": transpose_b}
+    if members:
+        attrs |= {"members": members, "among": among}
     return b.emit(
         "experts", [rows, weights, ids], attrs, shape, dtype or rows.dtype, labels, suffix
     )

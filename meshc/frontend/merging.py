@@ -28,7 +28,8 @@ class Merger:
     """Merges values of the experts in the order of their positions in the stacked weights.
 
     lead: the dimensions that the values have before their last one, with their labels.
-    each: rows made of every one of those, with its label: the experts that a token goes to.
+    each: rows made of every one of those: the experts that a token goes to.
+    members, among: the experts' numbers among how many, where they are not all.
     ids: position in the stack of every row [S], outside for those of no expert.
     """
 
@@ -37,6 +38,8 @@ class Merger:
     lead: tuple[int, ...]
     labels: tuple[Label, ...]
     each: int = 1
+    members: tuple[int, ...] = ()
+    among: int = 0
     done: dict[tuple[int, ...], Value] = field(default_factory=dict)
     stacks: dict[tuple[int, ...], Value] = field(default_factory=dict)
 
@@ -120,7 +123,7 @@ class Merger:
             own = (weights.shape[0], *weights.shape[-2:])
             weights = self.b.reshape(weights, own, (FIXED,) * 3, "weights")
         return experts(self.b, rows, weights, self.ids, bool(attrs["transpose_b"]), "experts",
-                       out.dtype)  # fmt: skip
+                       out.dtype, self.members, self.among)  # fmt: skip
 
     def _looked_up(self, values: Sequence[Value]) -> Value:
         """Every row's own bias or scale."""

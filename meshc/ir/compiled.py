@@ -37,6 +37,7 @@ class CompileOptions:
     dynamic_mask: bool = False
     fusion: bool = True
     recognition: bool = True
+    experts: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)

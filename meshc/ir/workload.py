@@ -18,7 +18,8 @@ class Workload:
 
     batch: sequences.   prompt: new tokens of the step.   context: tokens already cached when it
     begins.   max_context: cached tokens that SRAM is reserved for.
-    dims: other symbolic dimensions by name.
+    dims: other symbolic dimensions by name.   experts: how a mixture's rows spread over its
+    experts, as counts or shares, for all layers or per layer; () evenly.
     """
 
     phase: Phase
@@ -27,6 +28,7 @@ class Workload:
     context: int
     max_context: int
     dims: tuple[tuple[str, int], ...] = ()
+    experts: tuple[tuple[float, ...], ...] = ()
 
     def verify(self) -> None:
         for name, value, least in (
