@@ -47,7 +47,11 @@ def choice(v: Value) -> Choice | None:
         node = at.node
         if node is None:
             return None
-        if node.kind == "map" and node.attrs["steps"][0][0] == "equal" and not _inverted(node):
+        inner = _not_zero(node)
+        if inner is not None:
+            at = inner
+            continue
+        if step_of(node, "equal") is not None:
             return _compared(node, chain)
         if node.kind not in ("reshape", "transpose", "slice") and not _indicates(node):
             return None
@@ -56,15 +60,13 @@ def choice(v: Value) -> Choice | None:
     return None
 
 
-def _inverted(node: Node) -> bool:
-    """x = 0, which `not` turns into x ≠ 0."""
-    args = step_of(node, "equal")
-    if args is None or node.inputs[0].dtype == "bool":
-        return False
-    inner = node.inputs[0].node
-    deeper = inner is not None and (inner.kind in ("reshape", "transpose", "slice")
-                                    or _indicates(inner))  # fmt: skip
-    return args[1] == ("const", 0) and deeper and choice(node.inputs[0]) is not None
+def _not_zero(node: Node) -> Value | None:
+    """x of not(x = 0)."""
+    below = node.inputs[0].node if step_of(node, "not") is not None else None
+    args = step_of(below, "equal")
+    if below is None or args is None or args[1] != ("const", 0):
+        return None
+    return below.inputs[0]
 
 
 def _indicates(node: Node) -> bool:
@@ -72,11 +74,7 @@ def _indicates(node: Node) -> bool:
     if step_of(node, "cast") is not None:
         return True
     args = step_of(node, "where")
-    if args is not None:
-        return [*args] == [("in", 0), ("const", 1), ("const", 0)]
-    if step_of(node, "not") is None or node.inputs[0].node is None:
-        return False
-    return _inverted(node.inputs[0].node)
+    return args is not None and [*args] == [("in", 0), ("const", 1), ("const", 0)]
 
 
 def _compared(node: Node, chain: list[Node]) -> Choice | None:

@@ -65,7 +65,7 @@ def recognise_experts(net: Net, b: Builder) -> int:
             continue
         over = [r for r in readers.get(id(node.output), []) if sums.get(id(r.output))]
         whole = sums[id(node.output)]
-        if whole and step_of(node, "add") is not None and not over:
+        if whole and not over:
             found += _rewrite(b, node, list(_flat(whole)))
     for node in reversed(net.nodes()):
         if id(node) not in selected:
@@ -115,8 +115,14 @@ def _sum_of(node: Node, sums: dict[int, Sum | None]) -> Sum | None:
             if own:
                 parts.append(own)
         return tuple(parts) or None
-    term = _scattered(node) or _weighted(node)
-    return None if term is None else (term,)
+    if node.kind == "scatter":
+        term, before = _scattered(node), node.inputs[0]
+        base: Sum | None = () if _zeros(before) else sums.get(id(before))
+        if term is None or base is None or (base and node.attrs["reduction"] != "add"):
+            return None
+        return (base, term) if base else (term,)
+    weighted = _weighted(node)
+    return None if weighted is None else (weighted,)
 
 
 def _flat(parts: Sum) -> Iterator[Term]:
@@ -130,8 +136,8 @@ def _flat(parts: Sum) -> Iterator[Term]:
 
 
 def _scattered(node: Node) -> Term | None:
-    """scatter(zeros, where(mask, known places, nowhere), results)"""
-    if node.kind != "scatter" or node.attrs["batch"] or not _zeros(node.inputs[0]):
+    """scatter(…, where(mask, known places, nowhere), results)"""
+    if node.attrs["batch"]:
         return None
     if node.attrs["reduction"] not in ("none", "add") or node.output.rank != 2:
         return None
@@ -207,7 +213,7 @@ def _rewrite(b: Builder, node: Node, terms: list[Term]) -> int:
     if some:  # the graph has no term for the others
         table = np.full(among, -1, np.int64)
         table[numbers] = np.arange(len(numbers))
-        flat = b.gather(b.constant(table, f"{b.scope}.positions"), flat, 0, "positions")
+        flat = b.gather(b.constant(table, b.unique(f"{b.scope}.members")), flat, 0, "positions")
     result = first.result
     each = 1
     if first.form == "weighted":

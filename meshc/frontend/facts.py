@@ -177,17 +177,14 @@ def _counted(node: Node) -> tuple[int, Label] | None:
     while step_of(v.node, "cast") is not None and v.node is not None:
         v = v.node.inputs[0]
     maker = v.node
-    if maker is None or maker.kind != "map" or maker.attrs["steps"][0][0] != "equal":
+    if step_of(maker, "where") == (("in", 0), ("const", 1), ("const", 0)) and maker is not None:
+        maker = maker.inputs[0].node
+    args = step_of(maker, "equal")
+    if maker is None or args is None:
         return None
-    steps = maker.attrs["steps"]
-    if len(steps) > 1:
-        one_hot = len(steps) == 2 and steps[1][0] == "where"
-        if not one_hot or [a[1] for a in steps[1][1][1:]] != [1, 0]:
-            return None
-    args = steps[0][1]
     if [a[0] for a in args] != ["in", "in"]:
         return None
-    pair = [maker.inputs[a[1]] for a in args]
+    pair = [maker.inputs[int(str(a))] for _, a in args]
     numbers = next((p for p in pair if p.const is not None), None)
     places = next((p for p in pair if p.const is None), None)
     if numbers is None or places is None or numbers.const is None:
