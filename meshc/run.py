@@ -352,6 +352,11 @@ def _mismatch(given: Mapping[str, np.ndarray], bound: Any) -> str | None:
         if name not in bound.folded:
             known = ", ".join(f"'{n}'" for n in [*wanted, *bound.folded])
             return f"the model has no input '{name}', it has {known}."
+        if np.asarray(bound.folded[name]).shape != array.shape:
+            return (
+                f"input '{name}' has shape {list(array.shape)} where the workload gives "
+                f"{list(bound.folded[name].shape)}, give that shape or compile for another one."
+            )
         if not np.array_equal(np.asarray(bound.folded[name]), array):
             return (
                 f"input '{name}' contradicts what was folded for the workload, compile with "

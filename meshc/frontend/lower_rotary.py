@@ -149,8 +149,7 @@ def contrib_rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     v, positions, cos, sin = need(x, 0), need(x, 1), need(x, 2), need(x, 3)
     if float(call.attr("scale", 1.0)) != 1.0:
         raise Unsupported("with a scale")
-    if call.attr("is_packed_batching", 0):
-        raise Unsupported("with packed batching")
+    call.ignore("is_packed_batching")  # only says that sequences may be longer than the tables
     tokens = v.shape[1] if v.rank == 3 else v.shape[2]
     label = v.labels[1] if v.rank == 3 else v.labels[2]
     if positions.rank == 1:
@@ -168,7 +167,26 @@ def contrib_rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     return [_embed(b, call, v, cos, sin, heads, bool(call.attr("interleaved", 0)))]
 
 
+def gemma_rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
+    """com.microsoft GemmaRotaryEmbedding: angles [B, S, D], and queries and keys [B, H, S, D] with
+    what they are rotated towards."""
+    angles = need(x, 0)
+    out: list[Value | None] = []
+    tables = [b.apply(fn, angles, suffix=fn) for fn in ("cos", "sin")]
+    for i, name in ((1, "query"), (3, "key")):
+        v, other = need(x, i), need(x, i + 1)
+        cos, sin = (b.insert_axis(b.cast(t, v.dtype), 1, f"{name}.row") for t in tables)
+        steps: list[tuple[Any, ...]] = [
+            ("mul", (("in", 0), ("in", 1)), v.dtype),
+            ("mul", (("in", 2), ("in", 3)), v.dtype),
+            ("add", (("step", 0), ("step", 1)), v.dtype),
+        ]
+        out.append(b.map(steps, [v, cos, other, sin], f"{name}.rotated"))
+    return out
+
+
 TABLE: dict[tuple[str, str], Lowering] = {
+    ("com.microsoft", "GemmaRotaryEmbedding"): gemma_rotary,
     ("", "RotaryEmbedding"): rotary,
     ("com.microsoft", "RotaryEmbedding"): contrib_rotary,
 }

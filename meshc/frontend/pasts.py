@@ -127,8 +127,12 @@ class _Tracer:
             elif key[1] == "MultiHeadAttention" and slot in (1, 2) and len(dims) == 4:
                 seen.style, seen.axis, seen.attended = "cross", dims[2], True
             return
-        if key == ("com.microsoft", "CausalConvWithState") and slot == 3:
-            seen.style = "state"
+        if (key[1], slot) in (
+            ("CausalConvWithState", 3),
+            ("PagedAttention", 3),
+            ("PagedAttention", 4),
+        ):
+            seen.style = "state"  # pages have no axis of tokens
         elif key[0]:
             return
         elif key[1] == "Concat":

@@ -23,6 +23,7 @@ _PADDING = "because the size of its result depends on run-time data; export with
 _CONVOLUTION = "because it is a quantised convolution; keep convolutions in a float type"
 _SQUARES = "because it solves equations or measures distances, which meshc does not compile"
 _CUDA = "because its layout is that of another target; export for CPU"
+_PAGES = "because its cache lies in pages placed at run time; export with a contiguous cache"
 REASONS: dict[tuple[str, str], str] = {
     **{("", op): why for why, ops in {
         _RANDOM: ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
@@ -40,6 +41,7 @@ REASONS: dict[tuple[str, str], str] = {
     }.items() for op in ops},
     **{("com.microsoft", op): why for why, ops in {
         _SEARCH: ("BeamSearch", "WhisperBeamSearch", "GreedySearch", "Sampling"),
+        _PAGES: ("PagedAttention",),
         _PADDING: ("RemovePadding", "RestorePadding"),
         _SQUARES: ("Inverse", "CDist"),
         _CUDA: ("NhwcConv", "NhwcFusedConv", "NhwcMaxPool", "GroupNorm", "SkipGroupNorm"),

@@ -323,3 +323,9 @@ def test_tensor_scatter(path: Path, mode: str, fixed: Any) -> None:
         check_node(path, "TensorScatter", operands, opset=24, fixed=fixed, mode=mode)
     flat = {"c": r(B, 7, 5), "u": r(B, S, 5)}
     check_node(path, "TensorScatter", flat, opset=24, mode=mode, axis=1)
+
+
+def test_packed_batching_rotates_alike(path: Path) -> None:
+    operands = {"x": r(B, S, H * D), "p": np.array([[0, 1, 2], [3, 4, 5]], np.int64)}
+    operands |= {"c": r(16, D // 2), "s": r(16, D // 2)}
+    check_node(path, "RotaryEmbedding", operands, domain="com.microsoft", is_packed_batching=1)

@@ -213,6 +213,12 @@ def test_static_cache_is_a_buffer_of_max_context() -> None:
 
 
 REFUSED = {
+    "llama-genai-paged-fp16-cuda": (
+        "Model 'llama-genai-paged-fp16-cuda.onnx' has operators in a form that is not supported: "
+        "'com.microsoft:PagedAttention' because its cache lies in pages placed at run time; export "
+        "with a contiguous cache (2 nodes); export it without them ('meshc ops' lists what is "
+        "supported)."
+    ),
     "mamba-hf-op20-decode": (
         "Model 'mamba-hf-op20-decode.onnx' is a state-space model (it carries 'recurrent' states "
         "from token to token), which meshc does not compile; give a transformer."
@@ -227,3 +233,19 @@ def test_refusals(name: str) -> None:
         for found, workload in workloads(model).values():
             bind(found, workload)
     assert str(caught.value) == REFUSED[name]
+
+
+def test_masks_at_run_time_where_lengths_are_needed() -> None:
+    """GroupQueryAttention reads lengths; padding on the right of a prompt, and what is not in use
+    of a cache."""
+    model = load("llama-genai-fp32-cpu")
+    for workload, mask in (
+        (step(2, 4), [[1, 1, 1, 1], [1, 1, 0, 0]]),
+        (step(2, 1, 5, "decode"), [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]),
+    ):
+        bound = bind(model, workload, dynamic_mask=True)
+        assert bound.graph.inputs == ("input_ids", "attention_mask")
+        feeds = {**random_feeds(model, bound), "attention_mask": np.array(mask, np.int64)}
+        got = reference.interpret(bound.graph, bound.data, feeds)
+        want, _ = run_oracle(model, feeds)
+        assert error(got["logits"], want["logits"]) < 1e-4
