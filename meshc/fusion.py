@@ -172,7 +172,9 @@ class _Grouping:
                 role = "operand"
             if role == "operand":
                 fits = self.made_at[name] in self.stored or (
-                    op.kind in VIEWS - {"concat"} and self.ops[core].kind != "experts"
+                    op.kind in VIEWS - {"concat"}
+                    and self.ops[core].kind != "experts"
+                    and not self._regroups(core, op)
                 )
             elif role == "score":
                 fits = op.kind in VIEWS or op.kind in (*EACH, "matmul")
@@ -183,6 +185,18 @@ class _Grouping:
             found.add(role)
         order: tuple[Role, ...] = ("operand", "plain", "score")
         return next((r for r in order if r in found), None)
+
+    def _regroups(self, core: int, op: Op) -> bool:
+        """Whether a view would tie a weight's dimension to the heads that the view joins or parts,
+        so that it can be divided into no more parts than there are heads."""
+        if "heads" in self.forms or self.ops[core].kind != "matmul" or op.kind != "reshape":
+            return False
+        weighs = any(
+            self.tensors[n].kind == "WEIGHT" or self.made_at.get(n) in self.stored
+            for n in self.ops[core].inputs
+        )
+        before, after = (self.tensors[n].shape for n in (op.inputs[0], op.output))
+        return weighs and before[-1:] != after[-1:]
 
     def _fits_plain(self, core: int, op: Op) -> bool:
         """Whether an op can be computed while the group's core reads its result."""
@@ -237,6 +251,8 @@ class _Grouping:
             if at is None or name in self.kept or self.ops[self.group[at]].kind != "matmul":
                 continue
             target = self.group[at]
+            if any(self._regroups(target, self.ops[i]) for i in members):
+                continue
             reading = sum(name in self.ops[i].inputs for i in members)
             if self.ops[target].output != name or self.readers[name] != reading:
                 continue

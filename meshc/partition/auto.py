@@ -106,7 +106,8 @@ def plan_auto(
     shortage: list[tuple[float, int, int, int]] = []
     tried = _explore(order, model, options, shortage)
     if not tried and any(p.form for p in order):
-        # Kernels that span reductions keep whole rows; without them less memory may do.
+        # Kernels that span reductions keep whole rows, and weights that are divided by heads have
+        # few parts; without them less memory may do.
         order = [p.in_form(()) for p in order]
         shortage.clear()
         tried = _explore(order, model, options, shortage)

@@ -8,9 +8,10 @@ found: what is missed runs as the primitives that it is.
 from meshc.patterns.attention import rewrite as rewrite
 from meshc.patterns.names import name as name
 
-# kernels that may span a reduction:
+# kernels that may span a reduction, or regroup a product by heads:
 #   attention: scores, softmax and the weighted sum of values   norm: statistics of a row and what
-#   they scale   gated: the two products of a gated MLP and what joins them
-FORMS = ("attention", "gated", "norm")
+#   they scale   gated: the two products of a gated MLP and what joins them   heads: a product with
+#   a weight and the view that joins or parts heads, along which the weight is then divided
+FORMS = ("attention", "gated", "heads", "norm")
 
 __all__ = ["FORMS", "name", "rewrite"]
