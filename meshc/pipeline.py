@@ -7,11 +7,12 @@ of another decode step of a compiled model, whose plan, addresses and routes sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from meshc import frontend
 from meshc.chips import load_chip, parse_overrides
@@ -24,7 +25,7 @@ from meshc.fusion import fuse
 from meshc.ir.chip import ChipSpec
 from meshc.ir.compiled import Compiled, CompiledPhase, CompileOptions
 from meshc.ir.graph import Graph
-from meshc.ir.plan import OpPlan, Plan
+from meshc.ir.plan import OpPlan, Plan, SolveStats
 from meshc.ir.program import Program
 from meshc.ir.workload import Workload
 from meshc.memory import assign_like
@@ -33,9 +34,12 @@ from meshc.partition import STRATEGIES, Options, PhaseGraphs
 from meshc.partition.candidates import resize, resize_layout
 from meshc.partition.cost import mac_rate, rate
 from meshc.partition.predict import predict
-from meshc.patterns import FORMS
+from meshc.patterns import FORMS, PRIMITIVES
 from meshc.store import STAGES
 
+MARGINS = (1.0, 1.05, 1.15, 1.4)  # of what should do, when advice is tried
+ADVICE_SECONDS = 20.0  # for trying advice, or twice what planning took
+T = TypeVar("T")
 RETRIES = 4  # of planning with less SRAM, when the memory layout is fuller than planned
 
 
@@ -65,7 +69,7 @@ def _forms(options: CompileOptions) -> tuple[str, ...]:
 
 def _fused(graph: Graph, options: CompileOptions, form: tuple[str, ...]) -> Graph:
     """The graph with its kernels in these forms; without any where the options say so."""
-    return fuse(graph, form) if options.fusion else graph
+    return fuse(graph, form) if options.fusion and form != PRIMITIVES else graph
 
 
 def _bind(
@@ -152,42 +156,14 @@ def compile(
         _phase(w, bound[phase], full[phase], options, decode_model is None)
         for phase, (_, w) in wanted.items()
     ]
-    reserve = 0
-    for attempt in range(RETRIES + 1):
-        say("partition")
-        finalists, stats = STRATEGIES[options.strategy](
-            phases,
-            chip,
-            Options(
-                solver=options.solver,  # type: ignore[arg-type]
-                gap=options.gap,
-                time_limit=options.time_limit,
-                seed=options.seed,
-                grid=options.grid,
-                reserve_bytes=reserve,
-                progress=lambda text: say(f"partition {text}"),
-            ),
-        )
-        start = clock("partition", start)
-        if until == "partition":
-            _dump_plans(dumps, finalists[0])
-            return None
-        say("place and emit")
-        laid = [lay_out(phases, plans, chip, options) for plans in finalists]
-        clock.book(laid)
-        start = time.perf_counter()
-        fitting = [x for x in laid if x.memory.needed <= chip.core.usable_bytes]
-        if fitting:
-            break
-        over = min(x.memory.needed for x in laid) - chip.core.usable_bytes
-        reserve += over
-        if attempt == RETRIES:
-            raise DoesNotFitError(
-                f"Model '{bound[phases[0].phase].graph.name}' does not fit {chip.name}: the SRAM "
-                f"layout needs {over} bytes per core more than the {chip.core.usable_bytes} that "
-                f"are usable; core.sram_bytes of {chip.core.sram_bytes + over} or a shorter "
-                "--max-context would make it fit."
-            )
+    try:
+        fitting, stats = _fit(phases, chip, options, clock, say, until == "partition")
+    except DoesNotFitError as error:
+        raise _advised(error, phases, chip, options, time.perf_counter() - start) from None
+    if until == "partition":
+        _dump_plans(dumps, fitting[0].plans)
+        return None
+    start = time.perf_counter()
     for program in fitting[0].programs:
         check_chip_runs(program, chip)
     if until in ("place", "emit"):
@@ -237,6 +213,102 @@ def compile(
         (*stats, *chosen.solves),
         clock.seconds,
         __version__,
+    )
+
+
+def _fit(
+    phases: list[PhaseGraphs],
+    chip: ChipSpec,
+    options: CompileOptions,
+    clock: _Clock,
+    say: Callable[[str], None],
+    plan_only: bool = False,
+) -> tuple[list[Finalist], list[SolveStats]]:
+    """The finalists whose memory layout fits, planned with less SRAM as long as none does.
+
+    plan_only: the finalists of the first plan, laid out or not.   Raises DoesNotFitError.
+    """
+    reserve = 0
+    for attempt in range(RETRIES + 1):
+        say("partition")
+        start = time.perf_counter()
+        finalists, stats = STRATEGIES[options.strategy](
+            phases,
+            chip,
+            Options(
+                solver=options.solver,  # type: ignore[arg-type]
+                gap=options.gap,
+                time_limit=options.time_limit,
+                seed=options.seed,
+                grid=options.grid,
+                reserve_bytes=reserve,
+                progress=lambda text: say(f"partition {text}"),
+            ),
+        )
+        clock("partition", start)
+        if not plan_only:
+            say("place and emit")
+        laid = [lay_out(phases, plans, chip, options) for plans in finalists]
+        if plan_only:
+            return laid, stats
+        clock.book(laid)
+        fitting = [x for x in laid if x.memory.needed <= chip.core.usable_bytes]
+        if fitting:
+            return fitting, stats
+        over = min(x.memory.needed for x in laid) - chip.core.usable_bytes
+        reserve += over
+        if attempt == RETRIES:
+            break
+    raise DoesNotFitError(
+        f"Model '{phases[0].graph.name}' does not fit {chip.name}: the SRAM layout needs {over} "
+        f"bytes per core more than the {chip.core.usable_bytes} that are usable",
+        chip.core.sram_bytes + over,
+    )
+
+
+def _advised(
+    error: DoesNotFitError,
+    phases: list[PhaseGraphs],
+    chip: ChipSpec,
+    options: CompileOptions,
+    spent: float,
+) -> DoesNotFitError:
+    """The error with advice that was tried, as far as trying takes bounded time."""
+    if not error.sram_bytes:
+        return error
+    end = time.perf_counter() + max(ADVICE_SECONDS, 2 * spent)
+
+    def first(guesses: Iterable[tuple[T, ChipSpec, CompileOptions]]) -> T | None:
+        for value, c, o in guesses:
+            if time.perf_counter() > end:
+                return None
+            try:
+                _fit(phases, c, o, _Clock(), lambda text: None)
+                return value
+            except DoesNotFitError:
+                continue
+        return None
+
+    def with_sram(size: int) -> ChipSpec:
+        return replace(chip, core=replace(chip.core, sram_bytes=size))
+
+    def with_cores(times: float) -> tuple[ChipSpec, CompileOptions]:
+        if options.grid is None:
+            return replace(chip, cols=ceil(chip.cols * times)), options
+        # At least so many times as many, and on both axes where the grid is a line.
+        rows, cols = options.grid[0], options.grid[1] * ceil(times)
+        wider = replace(chip, rows=max(chip.rows, rows), cols=max(chip.cols, cols))
+        return wider, replace(options, grid=(rows, cols))
+
+    sizes = [int(error.sram_bytes * f) for f in MARGINS]
+    sram = first((n, with_sram(n), options) for n in sizes)
+    scales = [error.times * f for f in MARGINS] if error.times else []
+    times = first((t, *with_cores(t)) for t in scales)
+    if sram or times:
+        return DoesNotFitError(error.text, sram or 0, times or 0.0)
+    return DoesNotFitError(
+        f"{error.text}; more SRAM per core, more cores, a shorter --max-context or a smaller "
+        "--batch may make it fit."
     )
 
 

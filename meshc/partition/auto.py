@@ -19,8 +19,10 @@ from meshc.ir.plan import Plan, SolveStats, Stage
 from meshc.partition.cost import CostModel
 from meshc.partition.select import Fixed, Selection, Solver, Space, build, choose
 from meshc.partition.shapes import shapes
+from meshc.patterns import PRIMITIVES
 
 Form = tuple[str, ...]
+LESS: tuple[Form, ...] = ((), PRIMITIVES)  # what is tried where kernels in all forms do not fit
 
 FINALISTS = 3
 QUICK_SECONDS = 2.0  # for the solve of a shape that may not become a finalist
@@ -105,14 +107,16 @@ def plan_auto(
     model = CostModel(chip)
     shortage: list[tuple[float, int, int, int]] = []
     tried = _explore(order, model, options, shortage)
-    if not tried and any(p.form for p in order):
-        # Kernels that span reductions keep whole rows, and weights that are divided by heads have
-        # few parts; without them less memory may do.
-        order = [p.in_form(()) for p in order]
-        shortage.clear()
+    for form in LESS:
+        less = [p.in_form(form) for p in order]
+        if tried or all(p.full is q.full for p, q in zip(less, order, strict=True)):
+            continue
+        # Kernels that span reductions keep whole rows, and what is divided by heads has few parts;
+        # without them less memory may do.
+        order, shortage = less, []
         tried = _explore(order, model, options, shortage)
     if not tried:
-        raise DoesNotFitError(_does_not_fit(order, model, options, shortage))
+        raise _does_not_fit(order, model, options, shortage)
     tried.sort(key=lambda t: (_worth(t), t.rows))
     tried[0] = _better_form(tried[0], model, options)
     final: list[_Trial] = []
@@ -150,8 +154,10 @@ def _explore(
     tried: list[_Trial] = []
     worse = 0
     best = float("inf")
-    for rows, cols in [options.grid] if options.grid else shapes(model.chip):
-        trial = _first_fit(order, model, rows, cols, options, shortage)
+    wanted = [options.grid] if options.grid else shapes(model.chip)
+    for rows, cols in wanted:
+        last = (rows, cols) == wanted[-1]
+        trial = _first_fit(order, model, rows, cols, options, shortage, last)
         if trial is None:
             continue
         tried.append(trial)
@@ -189,6 +195,10 @@ def _worth(t: _Trial) -> float:
     return float(t.cycles * (t.rows * t.cols * t.stages) ** PAY)
 
 
+def _weight_bytes(graph: Graph) -> int:
+    return sum(t.bytes * len(t.instances) for t in graph.tensors.values() if t.kind == "WEIGHT")
+
+
 def _layers(phases: list[PhaseGraphs]) -> int:
     return max(s.repeat for p in phases for s in p.full.segments)
 
@@ -200,17 +210,28 @@ def _first_fit(
     cols: int,
     options: Options,
     shortage: list[tuple[float, int, int, int]],
+    last: bool,
 ) -> _Trial | None:
     """A plan, solved within a short time limit, with the fewest stages that hold the model; on a
-    given grid, with as many as were asked for and have room."""
+    given grid, with as many as were asked for and have room.
+
+    last: of the shapes, which is looked at even where the weights alone exceed it.
+    """
     chip = model.chip
     quick = replace(options, time_limit=min(options.time_limit, QUICK_SECONDS))
     layers = _layers(order)
     most = min(layers, chip.cores // (rows * cols))
+    usable = max(1, chip.core.usable_bytes - options.reserve_bytes)
+    # Weights that are divided evenly and nothing else need so many stages.
+    least = -(-max(_weight_bytes(p.full) for p in order) // (rows * cols * usable))
+    if least > most and not last:
+        return None
     stages = min(options.least_stages, layers)
     if options.grid is not None:
         stages = max(1, min(stages, most))
         stages = most = -(-layers // -(-layers // stages))
+    else:
+        stages = max(stages, min(least, most))
     while stages <= most:
         per_stage = -(-layers // stages)
         if -(-layers // per_stage) == stages:
@@ -383,32 +404,33 @@ def _does_not_fit(
     model: CostModel,
     options: Options,
     shortage: list[tuple[float, int, int, int]],
-) -> str:
+) -> DoesNotFitError:
     """What is too large, by how much, and what would make it fit."""
     chip = model.chip
     graph = order[0].full
-    usable = chip.core.usable_bytes - options.reserve_bytes
-    weights = sum(t.bytes * len(t.instances) for t in graph.tensors.values() if t.kind == "WEIGHT")
+    usable = chip.core.usable_bytes
+    room = usable - options.reserve_bytes
+    weights = _weight_bytes(graph)
     where = f"the {options.grid[0]}x{options.grid[1]} grid" if options.grid else chip.name
     if not shortage:
-        return (
+        return DoesNotFitError(
             f"Model '{graph.name}' does not fit {where}: no rectangle of working cores can run "
             "all of its operations; use a chip with fewer dead cores."
         )
-    _, rows, cols, stages = min(shortage, key=lambda s: (max(0.0, s[0] - usable), s[1] * s[2]))
-    need = _least_capacity(order, model, rows, cols, stages, options)
+    _, rows, cols, stages = min(shortage, key=lambda s: (max(0.0, s[0] - room), s[1] * s[2]))
+    need = _least_capacity(order, model, rows, cols, stages, options) + options.reserve_bytes
     scale = need / usable if usable > 0 else float("inf")
-    remedy = f"core.sram_bytes of at least {int(need) + chip.core.reserved_bytes}"
     context = order[0].max_context
     kv = sum(
         graph.tensors[p.present].bytes * len(graph.tensors[p.present].instances)
         for p in graph.caches
     )
     hint = f" (its weights take {weights} bytes and its KV cache of {context} tokens {kv})"
-    return (
+    return DoesNotFitError(
         f"Model '{graph.name}' does not fit {where}: the best mapping found, on "
         f"{stages} region{'s' if stages > 1 else ''} of {rows}x{cols} cores, needs {int(need)} "
         f"bytes of SRAM per core where {usable} are usable, {int(need - usable)} too many"
-        f"{hint}; {remedy}, about {scale:.1f} times as many cores, or a shorter "
-        "--max-context or smaller --batch would make it fit."
+        f"{hint}",
+        int(need) + chip.core.reserved_bytes,
+        scale,
     )

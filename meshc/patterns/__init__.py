@@ -13,5 +13,7 @@ from meshc.patterns.names import name as name
 #   they scale   gated: the two products of a gated MLP and what joins them   heads: a product with
 #   a weight and the view that joins or parts heads, along which the weight is then divided
 FORMS = ("attention", "gated", "heads", "norm")
+# one kernel for each primitive, where no other kernels fit into SRAM
+PRIMITIVES = ("primitives",)
 
-__all__ = ["FORMS", "name", "rewrite"]
+__all__ = ["FORMS", "PRIMITIVES", "name", "rewrite"]

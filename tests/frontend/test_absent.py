@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,20 @@ def test_weights_of_two_files_without_reading(tmp_path: Path) -> None:
     models = [load_model(edited(tmp_path / f"{n}.onnx", one_file)) for n in "ab"]
     data = [bind(m, workloads(m, phase="decode")["decode"][1]).data for m in models]
     assert data[0].digest("head") == data[1].digest("head") != data[0].digest("embed")
+
+
+def _seconds(path: Path) -> float:
+    began = time.process_time()
+    model = load_model(path)
+    bind(model, workloads(model, phase="decode")["decode"][1])
+    return time.process_time() - began
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_time_is_linear_in_layers(tmp_path: Path, decoder: str) -> None:
+    """Eight times the layers take at most eight times as long, with room for noise."""
+    tiny = {"heads": 2, "groups": 1, "head": 4, "hidden": 8, "inner": 8, "vocab": 16}
+    paths = [DECODERS[decoder](tmp_path / f"{n}.onnx", Sizes(layers=n, **tiny)) for n in (60, 480)]
+    short, long = (min(_seconds(p) for _ in range(2)) for p in paths)
+    assert long < 8 * 2.5 * short, (short, long)
