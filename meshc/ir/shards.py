@@ -69,10 +69,23 @@ def _covers_dimension(s: Split, w: Split, n: int, rows: int, cols: int) -> bool:
     """Whether every lane's part of one dimension under `w` lies in its part under `s`."""
     both = set(s.axes) | set(w.axes)
     rows_seen, cols_seen = rows if "row" in both else 1, cols if "col" in both else 1
-    for r, c in {(0, 0), (rows_seen // 2, cols_seen // 2), (rows_seen - 1, cols_seen - 1)}:
-        if not contains(s.shard(n, r, c, rows, cols), w.shard(n, r, c, rows, cols)):
-            return False  # most differ somewhere here; only what does not is looked at whole
-    row, col = np.ogrid[:rows_seen, :cols_seen]
+    # Most differ somewhere among a few lanes; only what does not is looked at whole.
+    few, whole = (_samples(rows_seen), _samples(cols_seen)), np.ogrid[:rows_seen, :cols_seen]
+    return _held(s, w, n, few[0][:, None], few[1][None, :], rows, cols) and _held(
+        s, w, n, whole[0], whole[1], rows, cols
+    )
+
+
+def _samples(lanes: int) -> np.ndarray:
+    """Some lanes of a line: more of the first ones, as the last may hold nothing."""
+    found = {0, lanes // 2, lanes - 1, *(1 << i for i in range(lanes.bit_length() - 1))}
+    return np.array(sorted(found))
+
+
+def _held(
+    s: Split, w: Split, n: int, row: np.ndarray, col: np.ndarray, rows: int, cols: int
+) -> bool:
+    """Whether the lanes (row, col) have under `s` what `w` gives them."""
     first, last, step = _ends(w, n, row, col, rows, cols)
     low, high, stride = _ends(s, n, row, col, rows, cols)
     inside = (low <= first) & (last <= high)
