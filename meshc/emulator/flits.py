@@ -163,6 +163,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     lanes["pace"][into] = [_pace(flit, rate) for rate in inject] * noc.networks
     links["first_buffer"][into] = out << shift
     ports["link"][out] = into
+    ports["back"] = links["back"][ports["link"]]
 
     table = np.zeros(routers, rules.ROUTER)
     table["row"], table["col"] = np.divmod(number % plane, chip.cols)

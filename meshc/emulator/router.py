@@ -350,8 +350,8 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
         put_credit(s, slot, arrival + k.back)
         if b.left == 0:
             put_tail(s, flight, arrival)
-    upstream = whole(s.ports[port].link)
-    put_credit(s, upstream << shift | channel, now + s.links[upstream].back)
+    p = s.ports[port]
+    put_credit(s, whole(p.link) << shift | channel, now + p.back)
     b.state = BODY
     # Without branches, because these are as often true as not.
     stays = whole((b.left != 0) & (b.count != 0) & (c.credits != 0))

@@ -67,7 +67,8 @@ ROUTER = _record(
     "place_end",
     "sense",
 )
-PORT = _record("", "link turn channel_turn")
+# back: as of the link in front of it.
+PORT = _record("", "link back turn channel_turn")
 # owner: the buffer that sends into it, if any.
 SLOT = _record("", "credits owner turn")
 # left: flits of the flight in front that have not left.   first, last: heads behind it.
