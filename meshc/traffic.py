@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ MESSAGES = ("id", "ready_cycle", "src_row", "src_col", "dst_row", "dst_col", "by
 TRANSFERS = ("start_cycle", "src_x", "src_y", "dst_x", "dst_y", "noc", "bytes", "kind")
 OPTIONAL = ("after",)
 LARGEST = 1 << 53  # numbers above are not exact in other tools
+LONGEST_ID = 100
 LATEST = 1 << 40  # cycles are also counted in parts of them
 BLOCK_BYTES = 1 << 22
 TEXTS = ("id", "after", "kind")  # columns that need not be numbers
@@ -36,13 +37,14 @@ TEXTS = ("id", "after", "kind")  # columns that need not be numbers
 class Columns:
     """Blocks of columns while a file is read.
 
-    ids: numbers as arrays, or texts where some id is none; None for transfers, whose id is their
-    number.   after: message number → ids.
+    ids: as numbers, or as bytes where some id is none; empty for transfers.
+    later, after: messages that wait, and each id that they wait for.
     """
 
     numbers: dict[str, list[NDArray[np.int64]]] = field(default_factory=dict)
-    ids: list[NDArray[np.int64] | list[str]] = field(default_factory=list)
-    after: dict[int, str] = field(default_factory=dict)
+    ids: list[NDArray[Any]] = field(default_factory=list)
+    later: list[NDArray[np.int64]] = field(default_factory=list)
+    after: list[NDArray[Any]] = field(default_factory=list)
     lines: list[NDArray[np.int64]] = field(default_factory=list)  # of each message
     count: int = 0
 
@@ -206,6 +208,8 @@ def _read_lines(
     numeric = [name for name in names if name not in TEXTS]
     rows: dict[str, list[int]] = {name: [] for name in numeric}
     ids: list[str] = []
+    later: list[int] = []
+    after: list[str] = []
     numbers: list[int] = []
     at = {name: k for k, name in enumerate(names)}
     for number, source in enumerate(text.split("\n"), line):
@@ -236,13 +240,17 @@ def _read_lines(
         if "id" in at:
             ids.append(_id(path, number, fields[at["id"]]))
         if "after" in at and fields[at["after"]].strip():
-            columns.after[columns.count + len(numbers)] = fields[at["after"]]
+            others = dict.fromkeys(name.strip() for name in fields[at["after"]].split(";"))
+            after += others
+            later += [columns.count + len(numbers)] * len(others)
         numbers.append(number)
     for name in numeric:
         columns.numbers.setdefault(name, []).append(np.array(rows[name], np.int64))
     if "id" in at:
-        whole = [int(i) for i in ids if i.isascii() and i.isdigit() and len(i) < 16]
-        columns.ids.append(np.array(whole, np.int64) if len(whole) == len(ids) else ids)
+        columns.ids.append(_keys(ids))
+    if after:
+        columns.later.append(np.array(later, np.int64))
+        columns.after.append(_keys(after))
     columns.lines.append(np.array(numbers, np.int64))
     columns.count += len(numbers)
 
@@ -260,12 +268,19 @@ def _whole(text: str) -> int | None:
 
 def _id(path: Path, line: int, text: str) -> str:
     text = text.strip()
-    if not text or ";" in text:
+    if not text or ";" in text or len(text) > LONGEST_ID:
         raise InputError(
-            f"{path}, line {line}: id is '{text[:40]}', but it must be a name without semicolons; "
-            "give one."
+            f"{path}, line {line}: id is '{text[:40]}', but it must be a name of at most "
+            f"{LONGEST_ID} characters without semicolons; give one."
         )
     return text
+
+
+def _keys(names: list[str]) -> NDArray[Any]:
+    """Ids as numbers if all are, else as bytes."""
+    if all(name.isascii() and name.isdigit() and len(name) < 16 for name in names):
+        return np.array(names, np.int64)
+    return np.array([name.encode() for name in names])
 
 
 def _batch(path: Path, names: tuple[str, ...], columns: Columns, chip: ChipSpec) -> Batch:
@@ -317,33 +332,46 @@ def _dependencies(
     none = np.zeros(0, np.int32)
     if transfers:
         return none, none
-    if all(isinstance(part, np.ndarray) for part in columns.ids):
-        whole = np.concatenate(columns.ids)
-        order = np.argsort(whole, kind="stable")
-        same = np.flatnonzero(whole[order][1:] == whole[order][:-1])
-        if len(same):
-            _refuse_twice(path, columns, str(whole[order[same[0]]]), int(order[same[0] + 1]))
-        if not columns.after:
-            return none, none
-    place: dict[str, int] = {}
-    for number, name in enumerate(i for part in columns.ids for i in map(str, part)):
-        if place.setdefault(name, number) != number:
-            _refuse_twice(path, columns, name, number)
-    later: list[int] = []
-    earlier: list[int] = []
-    for number, text in columns.after.items():
-        for name in dict.fromkeys(n.strip() for n in text.split(";")):
-            other = place.get(name, place.get(str(_whole(name))))
-            if other is None or other == number:
-                line = np.concatenate(columns.lines)[number]
-                what = "itself" if other == number else f"'{name[:40]}', but there is no such id"
-                raise InputError(
-                    f"{path}, line {line}: the message comes after {what}; name other messages "
-                    "of the file, separated by semicolons."
-                )
-            later.append(number)
-            earlier.append(other)
-    return np.array(later, np.int32), np.array(earlier, np.int32)
+    ids = _joined(columns.ids)
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    same = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(same):
+        first = int(order[same + 1].min())
+        _refuse_twice(path, columns, _shown(ids[first]), first)
+    if not columns.after:
+        return none, none
+    later, after = np.concatenate(columns.later), _joined(columns.after)
+    if after.dtype.kind != ids.dtype.kind:
+        ids, after = _joined([ids, after[:0].astype("S")]), _joined([after, ids[:0].astype("S")])
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+    place = np.minimum(np.searchsorted(ordered, after), len(ids) - 1)
+    earlier = order[place]
+    wrong = (ordered[place] != after) | (earlier == later)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        line = np.concatenate(columns.lines)[later[at]]
+        what = f"'{_shown(after[at])[:40]}', but there is no such id"
+        if ordered[place[at]] == after[at]:
+            what = "itself"
+        raise InputError(
+            f"{path}, line {line}: the message comes after {what}; name other messages "
+            "of the file, separated by semicolons."
+        )
+    return later.astype(np.int32), earlier.astype(np.int32)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Ids of all blocks: numbers if all are, else bytes."""
+    if all(part.dtype.kind == "i" for part in parts):
+        return np.concatenate(parts)
+    return np.concatenate([part.astype("S") for part in parts])
+
+
+def _shown(key: Any) -> str:
+    """An id as text."""
+    return key.decode() if isinstance(key, bytes) else str(key)
 
 
 def _refuse_twice(path: Path, columns: Columns, name: str, number: int) -> None:

@@ -1,4 +1,5 @@
-"""The network alone: open-loop messages with given ready times, as `meshc noc` runs them.
+"""The network alone, plainly: open-loop messages with given ready times, buffers unlimited whatever
+the chip says. `meshc.emulator.queues` is the compiled engine of the same meaning.
 
 A source hands its messages to its injection port (one per network) in order of ready time, then of
 position in the list; the next one is handed over when the port takes the one before.
