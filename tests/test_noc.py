@@ -187,8 +187,8 @@ def test_packed_transfers_are_written_with_their_times(write: Write) -> None:
     # Network 0 goes south only: one hop down, eleven back up around the ring.
     assert [r["hops"] for r in rows] == ["1", "11"]
     assert [r["kind"] for r in rows] == ["R", "R"]
-    # Nine flits of 32 B at 28.1 B/cycle, and the ramps.
-    assert [int(r["arrive_cycle"]) for r in rows] == [5 + 10 + int(8 * 32 / 28.1)] * 2
+    # Nine flits of 32 B at 28.1 B/cycle, and ramps of 5 and 105.
+    assert [int(r["arrive_cycle"]) for r in rows] == [5 + 110 + int(8 * 32 / 28.1)] * 2
 
 
 def test_the_compiler_is_not_loaded_for_other_commands() -> None:

@@ -35,6 +35,8 @@ class Timing:
     reach: from allocation of the switch to arrival in the next router (body flits).
     back: from there to use of the credit.   eject: from allocation of the switch to the core.
     inject: from core to router.   ahead: of a head in a router before it asks for the switch.
+    lag, linger: the parts of ramps that are longer than a hop; they lie in the core, before the
+    first and behind the last buffer, so that no credit has to cross them.
     late, late_per_hop: to add to arrivals, where ramps or hops are shorter than a router can be.
     """
 
@@ -45,6 +47,8 @@ class Timing:
     inject: int
     eject: int
     ahead: int
+    lag: int
+    linger: int
     late: int
     late_per_hop: int
 
@@ -55,15 +59,18 @@ class Timing:
         back = max(reach - 1, 1) if ahead == 0 else reach
         into = max(ramps[0] - max(ahead, 1), 1)
         out = max(ramps[1] + max(ahead, 1) - ahead, 1)
+        lag, linger = max(into - reach, 0), max(out - reach, 0)
         late = sum(ramps) - (into + ahead + out)
         return Timing(
             ahead == 0,
             max(ahead - 1, 0),
             reach,
             back,
-            into,
-            out,
+            into - lag,
+            out - linger,
             ahead,
+            lag,
+            linger,
             late,
             hop - ahead - reach,
         )
@@ -177,10 +184,12 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     buffers["first"] = NONE
     order, messages, wake = _messages(chip, batch, plane, table)
 
-    wheel = 1 << int(max((links["reach"] + links["back"]).max(), 4)).bit_length()
+    longest = int((links["reach"] + links["back"]).max()) + timing.linger
+    wheel = 1 << max(longest, 4).bit_length()
     clock = np.zeros(1, rules.CLOCK)
     clock["routers"], clock["channels"], clock["shift"] = routers, channels, shift
     clock["speculate"], clock["route_cycles"] = timing.speculate, timing.route
+    clock["lag"], clock["linger"] = timing.lag, timing.linger
     if noc.topology == "torus" and channels > 1:
         clock["lower"] = (1 << (channels + 1) // 2) - 1
     clock["paced"], clock["wheel"] = bool((lanes["pace"] != PACE).any()), wheel
@@ -293,7 +302,7 @@ def _messages(
 ) -> tuple[NDArray[np.int32], rules.Records, NDArray[np.uint32]]:
     order, starts = batch.queues(plane)
     messages = np.zeros(len(batch), rules.MESSAGE)
-    messages["ready"] = batch.ready[order]
+    messages["ready"] = batch.ready[order] + Timing.on(chip).lag
     messages["inject"] = messages["arrive"] = -1
     messages["router"] = (batch.network * plane + batch.source)[order]
     messages["target"] = (batch.network * plane + batch.target)[order]
@@ -317,6 +326,7 @@ def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> T
     late = timing.late + timing.late_per_hop * links_used(chip, batch)
     cycles = np.zeros(len(batch), np.int64)
     alone(state, timing.ahead, cycles)
+    cycles += timing.lag + timing.linger
     unloaded = np.empty(len(batch))
     unloaded[order] = cycles
     unloaded += late
@@ -331,6 +341,7 @@ def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> T
     inject = np.empty(len(batch), np.int64)
     arrive = np.empty(len(batch), np.int64)
     inject[order] = state.messages["inject"]
+    inject[inject >= 0] -= timing.lag
     arrive[order] = state.messages["arrive"]
     arrive[arrive >= 0] += late[arrive >= 0]
     shape = (chip.noc.networks, chip.rows, chip.cols)

@@ -170,7 +170,7 @@ def receive_tail(s: State, flight: int, now: int) -> None:
     for k in range(m.wake_start, m.wake_end):
         other = s.messages[s.wake[k]]
         other.waits -= 1
-        other.ready = max(other.ready, now)
+        other.ready = max(other.ready, now + clock.lag)
         if other.waits == 0 and s.routers[other.router].place == s.wake[k]:
             offer_next(s, whole(other.router), now)
 
@@ -349,7 +349,7 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     else:
         put_credit(s, slot, arrival + k.back)
         if b.left == 0:
-            put_tail(s, flight, arrival)
+            put_tail(s, flight, arrival + clock.linger)
     p = s.ports[port]
     put_credit(s, whole(p.link) << shift | channel, now + p.back)
     b.state = BODY

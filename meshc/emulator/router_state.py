@@ -32,13 +32,14 @@ def _record(longs: str, shorts: str, signed: str = "") -> np.dtype[np.void]:
 
 
 # speculate: heads ask for channel and switch at once.   route_cycles: cycles of a head before it
-# asks for a channel.   lower: mask of the channels before the dateline of a torus, 0 where there is
+# asks for a channel.   lag, linger: cycles of a ramp before the first and behind the last buffer.
+# lower: mask of the channels before the dateline of a torus, 0 where there is
 # none.   paced: some link takes more than a cycle per flit.   wheel: its cycles.
 # The counts say how much of each list is used; free_flight is the first unused one.
 CLOCK = _record(
     "now",
-    "routers channels shift speculate route_cycles lower paced wheel router_count link_count "
-    "source_count fresh_count guess_count news_count sleepers free_flight free_flights",
+    "routers channels shift speculate route_cycles lag linger lower paced wheel router_count "
+    "link_count source_count fresh_count guess_count news_count sleepers free_flight free_flights",
     "injected delivered",
 )
 # Messages are ordered by source, then as they leave.   router, target: where it starts and ends.

@@ -78,6 +78,15 @@ def test_other_hops_are_exact_too(hop: int) -> None:
     assert (times.arrive - messages.ready).tolist() == expected.tolist()
 
 
+def test_long_ramps_delay_and_do_not_throttle() -> None:
+    spec = chip(2, 2, ramp_cycles=(40, 30), virtual_channels=1, buffer_flits=6)
+    messages = batch([(7, 0, 1, 100), (0, 1, 3, 5)], after=[(1, 0)])
+    times = run_flits(spec, messages)
+    assert times.inject.tolist() == [7, 7 + 74 + 99]
+    assert times.arrive.tolist() == [7 + 74 + 99, 7 + 74 + 99 + 74 + 4]
+    assert times.alone.tolist() == [74 + 99, 74 + 4]
+
+
 @pytest.mark.parametrize("router", ROUTERS)
 def test_what_goes_in_comes_out_and_nothing_is_overloaded(router: str) -> None:
     spec = router_chip(router, 4)
