@@ -367,6 +367,7 @@ def _run(args: argparse.Namespace) -> int:
         raise InputError(f"--tokens {args.tokens} is below 1; ask for at least one step.")
     traces: dict[str, Any] = {}
     verified: dict[str, Any] = {}
+    experts: list[tuple[tuple[int, ...], ...]] = []
     given: tuple[str, dict[str, Any]] | None = None
     began = time.perf_counter()
     status, say = _say(args)
@@ -388,6 +389,7 @@ def _run(args: argparse.Namespace) -> int:
                     check=args.verify,
                 )
                 traces[phase] = (result.trace, result.free)
+                experts.append(result.experts)
                 if result.verify is not None:
                     verified[phase] = result.verify
             else:
@@ -403,6 +405,11 @@ def _run(args: argparse.Namespace) -> int:
         cycles = [t.cycles for _, t in steps]
         report["steps"] = [{"context": c, "latency_cycles": t.cycles} for c, t in steps]
         report["tpot_s"] = sum(cycles) / len(cycles) / compiled.chip.clock_hz
+    if any(experts):  # both phases together, in the form that --experts takes
+        layers = [
+            [sum(n) for n in zip(*layer, strict=True)] for layer in zip(*experts, strict=True)
+        ]
+        store.write_json(out / store.EXPERTS, layers)
     if given:
         store.write_arrays(out / "outputs.npz", traces[given[0]][0].outputs)
     for phase, (trace, _) in traces.items():

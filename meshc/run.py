@@ -63,11 +63,15 @@ def open_model(phase: CompiledPhase) -> Any:
 
 @dataclass(frozen=True)
 class Result:
-    """One emulated step: with contention, without, and the comparison with the oracle."""
+    """One emulated step: with contention, without, and the comparison with the oracle.
+
+    experts: rows that each expert got, per mixture-of-experts layer.
+    """
 
     trace: Trace
     free: Trace
     verify: dict[str, Any] | None = None
+    experts: tuple[tuple[int, ...], ...] = ()
 
 
 def run_phase(
@@ -248,8 +252,9 @@ def verify_phase(
         ) from error
     assert trace.outputs is not None
     trace = replace(trace, outputs=bound.whole(trace.outputs))
+    experts = frontend.observed(bound.graph, trace.routed)
     if not check:
-        return Result(trace, free)
+        return Result(trace, free, experts=experts)
     given = bound.whole({**bound.folded, **feeds})
     expected, oracle = frontend.run_oracle(model, given)
     assert trace.outputs is not None
@@ -257,7 +262,7 @@ def verify_phase(
     if not found["passed"]:
         spread = frontend.rounding_spread(model, given, expected)
         found = verify_outputs(bound.graph, trace.outputs, expected, oracle, bound.defined, spread)
-    return Result(trace, free, found)
+    return Result(trace, free, found, experts)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -40,6 +40,7 @@ RESULT = re.compile(
 )
 STAGES = ("import", "partition", "place", "route", "emit")
 REPORT = "report.json"
+EXPERTS = "experts.json"
 
 
 def check_target(out: Path) -> None:

@@ -8,13 +8,13 @@ at its own time, so running ahead changes nothing that anyone could see.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
 
 import numpy as np
 
-from meshc.emulator.carry import execute, prepare
+from meshc.emulator.carry import Routed, execute, prepare
 from meshc.emulator.core import CoreTimer
 from meshc.emulator.deadlock import stuck_error, unmatched_error
 from meshc.emulator.flight import Core, Flight, Meetings
@@ -70,6 +70,7 @@ class Cores:
         self.progress = progress
         self.tally = Tally(chip, core_spans, region_of)
         self.carries = memories is not None
+        self.routed: Routed = {}
         self.done = 0
         self.cores: list[Core] = []
         dead = chip.dead()
@@ -93,7 +94,8 @@ class Cores:
             raise stuck_error(self.cores, self.meetings)
         if self.meetings.open:
             raise unmatched_error(self.meetings)
-        return self.tally.trace(self.cores, self.network, self.meetings.messages)
+        trace = self.tally.trace(self.cores, self.network, self.meetings.messages)
+        return replace(trace, routed=self.routed)
 
     def _progress(self) -> Callable[[float], None] | None:
         report = self.progress
@@ -184,7 +186,7 @@ class Cores:
                     time += cycles
                     compute += cycles
                     if memory is not None:
-                        execute(memory, self.ops, action)
+                        execute(memory, self.ops, action, self.routed)
             core.compute += compute
             core.wait += wait
             communication = time - start - compute - wait

@@ -3,7 +3,7 @@
 from meshc.frontend.assembly import TensorData
 from meshc.frontend.bind import Bound, bind
 from meshc.frontend.binding import workloads
-from meshc.frontend.expertload import read_load
+from meshc.frontend.expertload import observed, read_load
 from meshc.frontend.operators import known_operators, supported
 from meshc.frontend.oracle import rounding_spread, run_oracle
 from meshc.frontend.reader import Model, load_model
@@ -21,6 +21,7 @@ __all__ = [
     "bind",
     "known_operators",
     "load_model",
+    "observed",
     "operator_name",
     "read_load",
     "rounding_spread",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,38 @@ def loaded(graph: Graph, workload: Workload) -> Graph:
     return replace(graph, segments=segments)
 
 
+def observed(
+    graph: Graph, routed: Mapping[tuple[str, int], Mapping[int, int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Rows that each expert got in a run with tensors, per mixture-of-experts layer; () without.
+
+    graph: with its kernels.   routed: (kernel, layer) → row → the expert that it went to.
+    """
+    found = []
+    for segment, own in _layers(graph):
+        for turn in range(segment.repeat):
+            layer = turn if segment.repeat > 1 else -1
+            for ops in own:
+                op = next(o for o in (ops[0], *ops[0].body) if o.kind == "experts")
+                members = op.attr("members")
+                counts = [0] * (op.attr("among") or len(op.attr("counts")[0]))
+                rows = routed.get((ops[0].name, layer)) or routed.get((ops[0].name, 0), {})
+                for e in rows.values():
+                    if 0 <= e < len(members or counts):
+                        counts[members[e] if members else e] += 1
+                found.append(tuple(counts))
+    return tuple(found)
+
+
 def _layers(graph: Graph) -> list[tuple[Any, list[list[Op]]]]:
     """The segments with experts, and in each its layers: the ops whose rows go by the same ids."""
     found = []
     for segment in graph.segments:
         own: dict[str, list[Op]] = {}
         for op in segment.ops:
-            if op.kind == "experts":
-                own.setdefault(op.inputs[2], []).append(op)
+            inner = next((o for o in (op, *op.body) if o.kind == "experts"), None)
+            if inner is not None:
+                own.setdefault(inner.inputs[2], []).append(op)
         if own:
             found.append((segment, list(own.values())))
     return found
@@ -129,5 +153,5 @@ def _counted(graph: Graph, op: Op, load: Load, numbers: Sequence[int]) -> Op:
         counts = split(rows, shares)
         every.append(tuple(counts[e] for e in members))
     kept = every[:1] if len(set(every)) == 1 else every
-    left = [(k, v) for k, v in op.attrs if k not in ("members", "among", "counts", "rows")]
+    left = [(k, v) for k, v in op.attrs if k not in ("counts", "rows")]
     return replace(op, attrs=tuple(sorted([*left, ("counts", tuple(kept)), ("rows", rows)])))

@@ -43,6 +43,7 @@ class Trace:
     axis in the order of DIRECTIONS, indexed by the router that the link leaves.
     finish_cycles: when each core is done.   link_busy_cycles: cycles the link carried data.
     outputs: tensors by the model's names, when tensors were carried.
+    routed: (op, layer) → row → the expert that it went to, when tensors were carried.
     state: the cores' memories at the end, when asked for; a later step can start from them.
     """
 
@@ -65,3 +66,4 @@ class Trace:
     mac_by_dtype: dict[str, int] = field(default_factory=dict)
     core_spans: tuple[tuple[int, int, int, float, float], ...] = ()  # row, col, span, start, end
     state: Any = None
+    routed: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)

@@ -49,6 +49,23 @@ def test_latency_is_that_of_the_workload_with_tensors_and_without(
     assert plain == carried and verify["passed"]
 
 
+def test_a_run_with_tensors_records_the_load(model: Path, tmp_path: Path) -> None:
+    """In the form that --experts takes; divided lanes and a single one count the same."""
+    found = []
+    for grid in ("1x1", "2x3"):
+        out = tmp_path / grid
+        flags = ["--chip", "test4x4", "--solver", "greedy", "--prompt", "16", "--grid", grid]
+        assert main(["compile", str(model), "-o", str(out), *flags, "--quiet"]) == 0
+        assert main(["run", str(out), "--quiet"]) == 0
+        assert not (out / "experts.json").exists()
+        assert main(["run", str(out), "--verify", "--quiet"]) == 0
+        found.append(json.loads((out / "experts.json").read_text()))
+    assert found[0] == found[1]
+    ((counts,),) = (found[0],)
+    assert len(counts) == 4 and sum(counts) == 16 * 2
+    latency(model, tmp_path / "again", str(tmp_path / "2x3" / "experts.json"))
+
+
 def test_recognition_changes_the_time_and_not_the_result(model: Path, tmp_path: Path) -> None:
     flags = ["--chip", "test4x4", "--solver", "greedy", "--prompt", "3", "--no-recognition"]
     assert main(["compile", str(model), "-o", str(tmp_path / "out"), *flags, "--quiet"]) == 0

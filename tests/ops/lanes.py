@@ -105,7 +105,7 @@ def _attended(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for at in np.ndindex(a.shape[:-1]):
         top = max(a[at][-1], b[at][-1])
         scale = [0.0 if x[at][-1] == -np.inf else np.exp(x[at][-1] - top) for x in (a, b)]
-        out[at] = a[at] * scale[0] + b[at] * scale[1]
+        out[at][:-1] = a[at][:-1] * scale[0] + b[at][:-1] * scale[1]
         out[at][-1] = top
     return out
 

@@ -206,9 +206,9 @@ def test_many_messages_are_fast() -> None:
         Flow(f"f{i}", tuple((a, (rng.choice(cores),), 64.0) for a in rng.choices(cores, k=25_000)))
         for i in range(4)
     ]
-    begin = time.monotonic()
+    begin = time.process_time()
     route(flows, chip)
-    assert time.monotonic() - begin < 10.0
+    assert time.process_time() - begin < 10.0
 
 
 def test_nothing_to_route() -> None:
