@@ -21,8 +21,6 @@ from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
 from meshc.traffic import blocks, opened, read_traffic
 
-CHUNK = 1 << 16  # lines that are written at a time
-
 
 @dataclass(frozen=True)
 class NocResult:
@@ -137,55 +135,59 @@ def run_file(
     return result
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """A file's lines that are not empty, the header first."""
-    with opened(path) as file:
-        for block in blocks(file):
-            yield from filter(str.strip, block.decode("utf-8-sig").split("\n"))
-
-
 def _name(path: Path, circle: CircleError) -> str:
     """What a message is called in the file."""
-    lines = _lines(path)
-    names = [n.strip() for n in next(lines).split(",")]
-    for number, line in enumerate(lines):
-        if number == circle.message:
-            return line.split(",")[names.index("id")].strip() if "id" in names else str(number)
+    with opened(path) as file:
+        lines = (x for block in blocks(file) for x in block.decode("utf-8-sig").split("\n"))
+        names = [n.strip() for n in next(lines).split(",")]
+        for number, line in enumerate(filter(str.strip, lines)):
+            if number == circle.message and "id" in names:
+                return line.split(",")[names.index("id")].strip()
     return str(circle.message)
 
 
 def write_times(path: Path, output: Path, result: NocResult) -> None:
     """The lines of a traffic file with inject_cycle, arrive_cycle and hops, whole or not at all."""
     hops = links_used(result.chip, result.batch)
-    lines = _lines(path)
-    header = next(lines).rstrip()
-    width = header.count(",")
-    with store.writable(output), _appearing(output) as file:
-        file.write(f"{header},inject_cycle,arrive_cycle,hops\n")
-        for start in range(0, len(result.batch), CHUNK):
-            part = slice(start, start + CHUNK)
-            columns = zip(
-                lines_of(lines, len(hops[part]), width),
-                map(plain, result.times.inject[part].tolist()),
-                map(plain, result.times.arrive[part].tolist()),
-                hops[part].tolist(),
-                strict=True,
-            )
-            file.write("".join(f"{line},{i},{a},{h}\n" for line, i, a, h in columns))
+    exact = [np.asarray(x) for x in (result.times.inject, result.times.arrive, hops)]
+    columns = np.stack([x.astype(np.int64) for x in exact], axis=1)
+    if not all(np.array_equal(x, columns[:, k]) for k, x in enumerate(exact)):
+        columns = np.stack(exact, axis=1)  # cycles with fractions
+    row = 0
+    header = b""
+    with store.writable(output), _appearing(output) as file, opened(path) as source:
+        for block in blocks(source):
+            if not header:
+                first, _, block = block.partition(b"\n")
+                header = first.rstrip()
+                file.write(header + b",inject_cycle,arrive_cycle,hops\n")
+            text, row = _extended(block, header.count(b","), row, columns)
+            file.write(text)
 
 
-def lines_of(lines: Iterator[str], count: int, commas: int) -> list[str]:
-    """The next so many lines, with the comma of an `after` that was left out."""
-    found = [next(lines).rstrip() for _ in range(count)]
-    return [x + "," if x.count(",") < commas else x for x in found]
+def _extended(block: bytes, commas: int, row: int, columns: NDArray[Any]) -> tuple[bytes, int]:
+    """Lines with a row of columns behind each that is not empty, and the next row."""
+    if columns.dtype == np.int64:
+        from meshc.emulator.tables import extend
+
+        room = len(block) + (block.count(b"\n") + 1) * (2 + 20 * columns.shape[1])
+        out = np.empty(room, np.uint8)
+        used, row = extend(np.frombuffer(block, np.uint8), commas, row, columns, out)
+        return out[:used].tobytes(), row
+    lines = [x for x in map(bytes.rstrip, block.split(b"\n")) if x]
+    part = columns[row : row + len(lines)].tolist()
+    return b"".join(
+        line + b"," * (line.count(b",") < commas) + f",{plain(i)},{plain(a)},{int(h)}\n".encode()
+        for line, (i, a, h) in zip(lines, part, strict=True)
+    ), row + len(lines)
 
 
 @contextmanager
-def _appearing(path: Path) -> Iterator[IO[str]]:
+def _appearing(path: Path) -> Iterator[IO[bytes]]:
     """A new file that takes its place when the block ends without an error."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+        with os.fdopen(handle, "wb") as file:
             yield file
         os.chmod(name, 0o644)
         os.replace(name, path)

@@ -197,3 +197,14 @@ def test_the_compiler_is_not_loaded_for_other_commands() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_fractions_of_cycles_are_written(write: Write) -> None:
+    """Where buffers are unlimited, hops need not be whole."""
+    write(f"{HEADER}\na,0,0,0,0,1,8\n\nb,1,0,0,0,0,8\n")
+    spec = chips.load_chip("test4x4", {"noc.hop_cycles": "1.5"})
+    noc.run_file(Path("t.csv"), spec, Path("o.csv"))
+    assert Path("o.csv").read_text().splitlines()[1:] == [
+        "a,0,0,0,0,1,8,0,5.5,1",
+        "b,1,0,0,0,0,8,1,5,0",
+    ]

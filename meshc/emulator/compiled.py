@@ -31,7 +31,9 @@ def cache_folder() -> str | None:
     at a function's own file only and not at those whose functions it calls."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for file in sorted([*here.glob("router*.py"), here / "queues.py", Path(__file__)]):
+    for file in sorted(
+        [*here.glob("router*.py"), here / "queues.py", here / "tables.py", Path(__file__)]
+    ):
         digest.update(file.read_bytes())
     name = f"meshc-{digest.hexdigest()[:16]}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
