@@ -151,7 +151,6 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     links["open"] = (1 << channels) - 1
     links["reach"] = timing.reach
     links["back"] = timing.back
-    slots["credits"], slots["owner"] = depth, NONE
     ends = neighbours(chip)
     number = np.arange(routers)
     for direction in range(4):
@@ -161,7 +160,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         port = (end[end >= 0] + real // plane * plane) * 8 + (direction ^ 1)
         links["first_buffer"][link] = port << shift
         ports["link"][port] = link
-    _seams(chip, timing, flit, depth, links, lanes, slots, ends)
+    _seams(chip, timing, flit, links, lanes, slots, ends)
     out, into = number * 8 + 4, routers * 8 + number
     links["reach"][out] = timing.eject
     inject, eject = chip.port_rates()
@@ -181,7 +180,6 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     table["sense"] = 1 - 2 * odd if noc.one_way and noc.topology == "torus" else 0
     table["channel"] = channels - 1
     buffers = np.zeros((routers * 8) << shift, rules.BUFFER)
-    buffers["first"] = NONE
     order, messages, wake = _messages(chip, batch, plane, table)
 
     longest = int((links["reach"] + links["back"]).max()) + timing.linger
@@ -189,6 +187,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     clock = np.zeros(1, rules.CLOCK)
     clock["routers"], clock["channels"], clock["shift"] = routers, channels, shift
     clock["speculate"], clock["route_cycles"] = timing.speculate, timing.route
+    clock["depth"] = depth
     clock["lag"], clock["linger"] = timing.lag, timing.linger
     if noc.topology == "torus" and channels > 1:
         clock["lower"] = (1 << (channels + 1) // 2) - 1
@@ -269,7 +268,6 @@ def _seams(
     chip: ChipSpec,
     timing: Timing,
     flit: float,
-    depth: int,
     links: rules.Records,
     lanes: rules.Records,
     slots: rules.Records,
@@ -294,7 +292,7 @@ def _seams(
             links["reach"][link] += extra
             links["back"][link] += extra
             for one in link:
-                slots["credits"][one << shift : (one + 1) << shift] = depth + 2 * extra
+                slots["spent"][one << shift : (one + 1) << shift] = -2 * extra
 
 
 def _messages(

@@ -128,12 +128,12 @@ def set_able(s: State, buffer: int, flag: int) -> None:
 def receive_credit(s: State, slot: int) -> None:
     """A credit comes back."""
     clock, c = s.clock[0], s.slots[slot]
-    c.credits += 1
+    c.spent -= 1
     source = (slot >> whole(clock.shift)) - (whole(clock.routers) << 3)
     if source >= 0:
         wake_source(s, source)
-    elif c.credits == 1 and c.owner != NONE:
-        owner = whole(c.owner)
+    elif c.spent + 1 == clock.depth and c.owner != 0:
+        owner = whole(c.owner) - 1
         set_able(s, owner, whole(s.buffers[owner].count != 0))
 
 
@@ -141,14 +141,15 @@ def receive_credit(s: State, slot: int) -> None:
 def receive_flit(s: State, buffer: int, flight: int, now: int) -> None:
     """A flit comes into a buffer; `flight` is NONE except for heads."""
     b = s.buffers[buffer]
+    depth = whole(s.clock[0].depth)
     b.count += 1
     if flight == NONE:
-        set_able(s, buffer, whole((b.count == 1) & (s.slots[b.slot].credits != 0)))
+        set_able(s, buffer, whole((b.count == 1) & (s.slots[b.slot].spent != depth)))
     elif b.state == IDLE:
         new_head(s, buffer, flight, now)
     else:
-        if b.first == NONE:
-            b.first = flight
+        if b.first == 0:
+            b.first = flight + 1
         else:
             s.flights[b.last].behind = flight
         b.last = flight
@@ -225,7 +226,7 @@ def take_channel(s: State, link: int, into: int, channel: int, offers: int) -> N
         b.turn = output << shift | (offer + 1)
     else:
         b.turn = 0 if output == 4 else (output + 1) << shift
-    c.owner = buffer
+    c.owner = buffer + 1
     b.slot = slot
     b.state = FRESH
     s.links[link].open &= ~(1 << offer)
@@ -273,9 +274,10 @@ def share_link(s: State, link: int, asking: NDArray[np.uint32], askers: int, off
 def guess_link(s: State, link: int) -> None:
     """Heads that wait for a channel ask for the switch too, if a free channel has a credit."""
     clock, k = s.clock[0], s.links[link]
+    depth = whole(clock.depth)
     rest = whole(k.open)
     while rest:
-        if s.slots[link << whole(clock.shift) | lowest(rest)].credits > 0:
+        if s.slots[link << whole(clock.shift) | lowest(rest)].spent < depth:
             break
         rest &= rest - 1
     if rest:
@@ -336,7 +338,7 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     b, k = s.buffers[buffer], s.links[link]
     slot = whole(b.slot)
     c = s.slots[slot]
-    c.credits -= 1
+    c.spent += 1
     b.count -= 1
     b.left -= 1
     if clock.paced:
@@ -354,19 +356,19 @@ def send(s: State, link: int, into: int, channel: int, now: int) -> None:
     put_credit(s, whole(p.link) << shift | channel, now + p.back)
     b.state = BODY
     # Without branches, because these are as often true as not.
-    stays = whole((b.left != 0) & (b.count != 0) & (c.credits != 0))
+    stays = whole((b.left != 0) & (b.count != 0) & (c.spent != whole(clock.depth)))
     cross = link << 3 | into
     able = s.able[cross] & ~((1 - stays) << channel)
     s.able[cross] = able
     s.routers[link >> 3].requests &= ~(whole(able == 0) << ((link & 7) * 5 + into))
     if b.left == 0:
-        c.owner = NONE
+        c.owner = 0
         k.open |= 1 << (slot - (link << shift))
         if k.askers | k.late_askers:
             list_link(s, link)
         if b.count > 0:
-            following = whole(b.first)
-            b.first = NONE if following == b.last else s.flights[following].behind
+            following = whole(b.first) - 1
+            b.first = 0 if following == b.last else whole(s.flights[following].behind) + 1
             new_head(s, buffer, following, now + 1)
         else:
             b.state = IDLE
@@ -389,7 +391,7 @@ def use_grant(s: State, link: int, into: int, now: int) -> None:
         channel = lowest_from(asks, whole(p.channel_turn))
     p.channel_turn = 0 if channel + 1 == channels else channel + 1
     b = s.buffers[port << shift | channel]
-    if able or (b.state == FRESH and s.slots[b.slot].credits > 0):
+    if able or (b.state == FRESH and s.slots[b.slot].spent < whole(clock.depth)):
         send(s, link, into, channel, now)
 
 
@@ -478,7 +480,9 @@ def end_round(s: State) -> None:
         buffer = whole(s.fresh[k])
         b = s.buffers[buffer]
         if b.state >= FRESH:
-            set_able(s, buffer, whole((b.count != 0) & (s.slots[b.slot].credits != 0)))
+            set_able(
+                s, buffer, whole((b.count != 0) & (s.slots[b.slot].spent != whole(clock.depth)))
+            )
     clock.fresh_count = 0
 
 

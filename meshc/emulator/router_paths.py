@@ -79,7 +79,7 @@ def alone(s: State, head_cycles: int, cycles: NDArray[np.int64]) -> None:
             k = s.links[link]
             # A flit leaves every `pace`, and a buffer of `depth` flits is full until the credit
             # of its first one is back. Those behind the head may catch up with it.
-            depth = whole(s.slots[link << shift].credits)
+            depth = whole(clock.depth) - whole(s.slots[link << shift].spent)
             trip = whole(k.reach) + whole(k.back)
             paced = behind * s.lanes[link].pace // PACE
             body = max(paced, behind + behind // depth * max(0, trip - depth))

@@ -125,10 +125,11 @@ def free_channel(s: State, router: int, link: int) -> int:
     """The channel into which a core may send a head, or -1."""
     clock = s.clock[0]
     channels, shift = whole(clock.channels), whole(clock.shift)
+    depth = whole(clock.depth)
     channel = whole(s.routers[router].channel)
     for _ in range(channels):
         channel = 0 if channel + 1 == channels else channel + 1
-        if s.links[link].open >> channel & 1 and s.slots[link << shift | channel].credits > 0:
+        if s.links[link].open >> channel & 1 and s.slots[link << shift | channel].spent < depth:
             return channel
     return -1
 
@@ -171,9 +172,9 @@ def inject(s: State, router: int, now: int) -> bool:
         return False
     channel = whole(r.channel)
     c = s.slots[link << whole(clock.shift) | channel]
-    if c.credits == 0:
+    if c.spent == clock.depth:
         return False
-    c.credits -= 1
+    c.spent += 1
     if clock.paced:
         pace_link(s, link, now)
     flight = whole(r.flight)

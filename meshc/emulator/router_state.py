@@ -38,7 +38,7 @@ def _record(longs: str, shorts: str, signed: str = "") -> np.dtype[np.void]:
 # The counts say how much of each list is used; free_flight is the first unused one.
 CLOCK = _record(
     "now",
-    "routers channels shift speculate route_cycles lag linger lower paced wheel router_count "
+    "routers channels shift depth speculate route_cycles lag linger lower paced wheel router_count "
     "link_count source_count fresh_count guess_count news_count sleepers free_flight free_flights",
     "injected delivered",
 )
@@ -70,9 +70,12 @@ ROUTER = _record(
 )
 # back: as of the link in front of it.
 PORT = _record("", "link back turn channel_turn")
-# owner: the buffer that sends into it, if any.
-SLOT = _record("", "credits owner turn")
-# left: flits of the flight in front that have not left.   first, last: heads behind it.
+# owner: the buffer that sends into it, plus 1; 0: none.   spent: of its credits, of which there are
+# clock.depth; below 0 where there are more. All records but links and routers begin as zeros, so
+# that a large chip takes memory only where something happens.
+SLOT = _record("", "owner turn", "spent")
+# left: flits of the flight in front that have not left.   first, last: heads behind it; first is
+# plus 1, 0: none.
 BUFFER = _record("", "count left flight state slot turn first last")
 
 
