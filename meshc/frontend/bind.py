@@ -16,6 +16,7 @@ from meshc.frontend.expertload import loaded
 from meshc.frontend.experts import recognise_experts
 from meshc.frontend.folding import Const
 from meshc.frontend.fuse import fuse as fuse_maps
+from meshc.frontend.gates import split_gates
 from meshc.frontend.groups import share_heads
 from meshc.frontend.importer import Importer
 from meshc.frontend.labels import MIXED
@@ -137,6 +138,8 @@ def _bind(
     if recognise:
         recognise_experts(net, builder)
     simplify(net)
+    if recognise:
+        split_gates(net, builder)
     pair_replaced(model, ends, net, caches)
     present = {id(s.present) for s in ends.streams}
     for node in net.nodes():
