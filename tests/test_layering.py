@@ -31,7 +31,7 @@ LEVELS = (
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 STAGES = LEVELS[-1]
 TOP = len(LEVELS)  # pipeline, run, report, store and others that know the stages
-LAST = {"cli": TOP + 1, "summary": TOP + 1, "sweep": TOP + 1, "__main__": TOP + 1}
+LAST = dict.fromkeys(("flags", "cli", "summary", "sweep", "__main__"), TOP + 1)
 
 # Stage → stages that it may know, and why.
 BETWEEN_STAGES = {
