@@ -293,6 +293,11 @@ def _core(document: Any, where: str) -> CoreSpec:
             f"{where}: core has both mac_tile and array, but an array's own size is its tile; "
             "remove mac_tile."
         )
+    if array and "mac_start_cycles" in document:
+        raise InputError(
+            f"{where}: core has both mac_start_cycles and array, but how long an array takes to "
+            "fill follows from its size; remove mac_start_cycles."
+        )
     if "vector_ops_per_cycle" not in document:
         raise InputError(
             f"{where}: core.vector_ops_per_cycle is missing, and a chip spec needs it; "

@@ -29,10 +29,9 @@ from meshc.ir.plan import OpPlan, Plan, SolveStats
 from meshc.ir.program import Program
 from meshc.ir.workload import Workload
 from meshc.memory import assign_like
-from meshc.ops import work
+from meshc.ops import timing, work
 from meshc.partition import STRATEGIES, Options, PhaseGraphs
 from meshc.partition.candidates import resize, resize_layout
-from meshc.partition.cost import mac_rate, rate
 from meshc.partition.predict import predict
 from meshc.patterns import FORMS, PRIMITIVES
 from meshc.store import STAGES
@@ -358,9 +357,9 @@ def check_rates(graph: Graph, chip: ChipSpec) -> None:
         )
         core = chip.core
         lacks = ""
-        if todo.macs and core.array is None and not mac_rate(core.macs_per_cycle, todo.dtype):
+        if todo.macs and core.array is None and not timing.mac_rate(core, todo.dtype):
             lacks, dtype, table = "core.macs_per_cycle", todo.dtype, core.macs_per_cycle
-        elif todo.vector_ops and not rate(core.vector_ops_per_cycle, todo.vector_dtype):
+        elif todo.vector_ops and not timing.vector_rate(core, todo.vector_dtype):
             lacks, dtype = "core.vector_ops_per_cycle", todo.vector_dtype
             table = core.vector_ops_per_cycle
         if lacks:

@@ -15,7 +15,7 @@ from meshc.ir.program import Program, lane_bytes
 from meshc.ir.trace import Trace
 from meshc.ir.workload import Workload
 from meshc.memory import pack, region_buffers
-from meshc.partition.cost import mac_rate, rate
+from meshc.ops import timing
 
 
 def roofline_cycles(trace: Trace, chip: ChipSpec) -> float:
@@ -41,7 +41,7 @@ def lower_bound_cycles(trace: Trace, graph_bytes: int, chip: ChipSpec) -> float:
 def _mac_rate(chip: ChipSpec, dtype: str) -> float:
     if chip.core.array is not None:
         return float(chip.core.array.rows * chip.core.array.cols)
-    return mac_rate(chip.core.macs_per_cycle, dtype) or float("inf")
+    return timing.mac_rate(chip.core, dtype) or float("inf")
 
 
 def measure_phase(
@@ -314,7 +314,8 @@ def energy(traces: Mapping[str, Trace], chip: ChipSpec, tokens: int) -> dict[str
 
 
 def _wider(table: Mapping[str, float], dtype: str) -> float:
-    return rate(dict(table), dtype)
+    found = timing.rate_dtype(table, dtype) or timing.rate_dtype(table, "fp32")
+    return table[found] if found is not None else 0.0
 
 
 def measure(

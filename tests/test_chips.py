@@ -199,6 +199,9 @@ def test_array(write) -> None:
          "array, but exactly one of them describes the matrix engine; remove one."),
         ("[noc]", "mac_tile = [1, 2]\n[noc]", "core.mac_tile is [1, 2], but it must be three whole "
          "numbers of at least 1: [m, k, n]; correct it."),
+        ("macs_per_cycle = { fp32 = 64 }", "array = { rows = 1, cols = 1 }\nmac_start_cycles = 1",
+         "core has both mac_start_cycles and array, but how long an array takes to fill follows "
+         "from its size; remove mac_start_cycles."),
         ("[noc]", "reserved_bytes = 1000\n[noc]", "core.reserved_bytes is 1000, which leaves "
          "nothing of the core's 1000 bytes of SRAM; lower it or raise core.sram_bytes."),
         ("= 24", '= 24\ntopology = "ring"', 'noc.topology is "ring", but it must be "mesh", '

@@ -9,14 +9,13 @@ from math import ceil
 from meshc import ops as op_records
 from meshc.emulator.sizes import ITEM_BYTES, array_bytes
 from meshc.errors import InputError
-from meshc.ir.chip import Array, ChipSpec, CoreSpec
+from meshc.ir.chip import ChipSpec
+from meshc.ir.dtypes import FLOATS
 from meshc.ir.graph import Op
 from meshc.ir.program import Compute, Program, Run
 from meshc.ir.stream import Kernel, View
+from meshc.ops import timing
 from meshc.ops.combine import COMBINES
-
-WIDER = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp64"}
-FLOATS = ("fp16", "bf16", "fp32", "fp64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,41 +32,6 @@ class Cost:
     mac_dtype: str
     sram_bytes: int
     array_bytes: tuple[int, ...]
-
-
-def array_cycles(array: Array, m: int, k: int, n: int, count: int = 1) -> int:
-    """Cycles of `count` matmuls [m, k] × [k, n] on a systolic array.
-
-    Without overlap_load the closed forms of SCALE-Sim: each tile is filled, streamed and drained.
-    With it the next tile's stationary operand is loaded while a tile streams (as in ONNXim and
-    Gemmini), so a tile takes as long as streaming or loading, and filling and draining is paid
-    once.
-    """
-    rows, cols = array.rows, array.cols
-    if array.dataflow == "ws":
-        tiles, stream, fill = -(-k // rows) * -(-n // cols), m, 2 * rows + cols - 2
-    elif array.dataflow == "os":
-        tiles, stream, fill = -(-m // rows) * -(-n // cols), k, rows + cols - 2
-    else:
-        tiles, stream, fill = -(-k // rows) * -(-m // cols), n, 2 * rows + cols - 2
-    if tiles == 0 or count == 0 or stream == 0:
-        return 0
-    if array.overlap_load:
-        return (tiles * count - 1) * max(stream, rows) + stream + fill - 1
-    return count * (tiles * (stream + fill) - 1)
-
-
-def rate_dtype(rates: Mapping[str, float], dtype: str) -> str | None:
-    """The type that work in `dtype` runs as: itself or the next wider float with a rate."""
-    found: str | None = dtype
-    while found is not None and found not in rates:
-        found = WIDER.get(found)
-    return found
-
-
-def vector_dtype(core: CoreSpec, dtype: str) -> str | None:
-    """The vector rate that elementwise work in `dtype` uses; integers and bools use fp32's."""
-    return rate_dtype(core.vector_ops_per_cycle, dtype if dtype in FLOATS else "fp32")
 
 
 class CoreTimer:
@@ -109,45 +73,41 @@ class CoreTimer:
             )
         else:
             work = op_records.work(op, shapes[:-1], shapes[-1], dtypes[:-1], dtypes[-1])
-        mac_cycles, mac_dtype = self._matmul_cycles(work, op.name)
-        vector_cycles = self.vector_cycles(work.vector_ops, work.vector_dtype, op.name)
-        sram_cycles = work.sram_bytes / self.core.sram_bytes_per_cycle
-        cycles = self.core.kernel_cycles + max(mac_cycles + vector_cycles, sram_cycles)
-        return Cost(ceil(cycles), mac_cycles, work.macs, mac_dtype, work.sram_bytes, sizes)
+        mac_dtype = self._check(work, op.name)
+        cycles = ceil(timing.kernel_cycles(self.core, work))
+        mac_cycles = timing.matmul_cycles(self.core, work)
+        return Cost(cycles, mac_cycles, work.macs, mac_dtype, work.sram_bytes, sizes)
 
-    def _matmul_cycles(self, work: op_records.Work, name: str) -> tuple[float, str]:
-        if not work.macs:
-            return 0, ""
+    def _check(self, work: op_records.Work, name: str) -> str:
+        """The type that the op multiplies in, "" if it does not; InputError if the core lacks a
+        rate for its types."""
+        self.vector_cycles(work.vector_ops, work.vector_dtype, name)
         core = self.core
+        if not work.macs:
+            return ""
         if core.array is not None:
-            array = core.array
-            return sum(array_cycles(array, *matmul) for matmul in work.matmuls), work.dtype
-        dtype = rate_dtype(core.macs_per_cycle, work.dtype)
+            return work.dtype
+        dtype = timing.rate_dtype(core.macs_per_cycle, work.dtype)
         if dtype is None:
             raise InputError(
                 f"Op '{name}' multiplies in {work.dtype}, but a core of chip '{self.chip.name}' "
                 f"multiplies only {', '.join(core.macs_per_cycle) or 'nothing'}; add "
                 f"core.macs_per_cycle.{work.dtype} to the chip or compile with another --dtype."
             )
-        tm, tk, tn = core.mac_tile
-        padded = sum(
-            -(-m // tm) * tm * -(-k // tk) * tk * -(-n // tn) * tn * count
-            for m, k, n, count in work.matmuls
-        )
-        return padded / core.macs_per_cycle[dtype], dtype
+        return dtype
 
     def vector_cycles(self, operations: float, dtype: str, name: str) -> float:
         """Cycles of elementwise operations of the op `name`."""
         if not operations:
             return 0
-        found = vector_dtype(self.core, dtype)
-        if found is None:
+        rate = timing.vector_rate(self.core, dtype)
+        if not rate:
             raise InputError(
                 f"Op '{name}' computes in {dtype}, but a core of chip '{self.chip.name}' computes "
                 f"only in {', '.join(self.core.vector_ops_per_cycle) or 'nothing'}; add "
                 f"core.vector_ops_per_cycle.{dtype if dtype in FLOATS else 'fp32'} to the chip."
             )
-        return operations / self.core.vector_ops_per_cycle[found]
+        return operations / rate
 
     def copy_cycles(self, size: int) -> int:
         """Cycles of copying `size` bytes within the core: each is read and written."""

@@ -37,6 +37,7 @@ class CoreSpec:
     vector_ops_per_cycle: dict[str, float]
     macs_per_cycle: dict[str, float] = field(default_factory=dict)
     mac_tile: tuple[int, int, int] = (1, 1, 1)
+    mac_start_cycles: float = 0  # before rows stream past a k × n tile held in the engine
     array: Array | None = None
     reserved_bytes: int = 0
     kernel_cycles: float = 10

@@ -13,28 +13,11 @@ from math import ceil, inf, prod
 
 from meshc.collectives import tree
 from meshc.ir.chip import ChipSpec
-from meshc.ir.dtypes import FLOATS, size_bytes
+from meshc.ir.dtypes import size_bytes
 from meshc.ir.layout import Axis, Layout, Split
 from meshc.ir.shards import covers, pieces
-from meshc.ops import Work
+from meshc.ops import Work, timing
 from meshc.ops.combine import COMBINES
-
-
-def mac_rate(rates: dict[str, float], dtype: str) -> float:
-    """Multiply-accumulates per cycle in a dtype: a float that is absent uses the next wider one,
-    integers only their own."""
-    return rates.get(dtype, 0.0) if dtype not in FLOATS else rate(rates, dtype)
-
-
-def rate(rates: dict[str, float], dtype: str) -> float:
-    """Rate for a dtype; a float that is absent uses the next wider one, other types fp32's."""
-    if dtype in rates:
-        return rates[dtype]
-    wider = FLOATS[FLOATS.index(dtype) + 1 :] if dtype in FLOATS else ("fp32",)
-    for d in wider:
-        if d in rates and not (dtype == "fp16" and d == "bf16"):
-            return rates[d]
-    return 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,33 +29,8 @@ class CostModel:
 
     def kernel(self, work: Work) -> float:
         """One lane's kernel."""
-        core = self.chip.core
-        cycles = 0.0
-        for m, k, n, count in work.matmuls:
-            cycles += self._matmul(m, k, n, count, work.dtype)
-        if work.vector_ops:
-            vector = rate(core.vector_ops_per_cycle, work.vector_dtype)
-            cycles += work.vector_ops / vector if vector else inf
-        return ceil(core.kernel_cycles + max(cycles, work.sram_bytes / core.sram_bytes_per_cycle))
-
-    def _matmul(self, m: int, k: int, n: int, count: int, dtype: str) -> float:
-        core = self.chip.core
-        if core.array is None:
-            r = mac_rate(core.macs_per_cycle, dtype)
-            tm, tk, tn = core.mac_tile
-            padded = ceil(m / tm) * tm * ceil(k / tk) * tk * ceil(n / tn) * tn
-            return count * padded / r if r else inf
-        a = core.array
-        if a.dataflow == "ws":
-            folds, stream = ceil(k / a.rows) * ceil(n / a.cols), m
-        elif a.dataflow == "is":
-            folds, stream = ceil(k / a.rows) * ceil(m / a.cols), n
-        else:
-            folds, stream = ceil(m / a.rows) * ceil(n / a.cols), k
-        if a.overlap_load:
-            return count * folds * stream
-        fill = (2 * a.rows if a.dataflow != "os" else a.rows) + a.cols - 2
-        return count * (folds * (fill + stream) - 1)
+        cycles = timing.kernel_cycles(self.chip.core, work)
+        return cycles if cycles == inf else ceil(cycles)
 
     def message(self, size_bytes_: float, hops: float, seams: int = 0) -> float:
         """A message alone: from sending to having been received.
@@ -102,7 +60,7 @@ class CostModel:
     def combine(self, elements: int, dtype: str, how: str = "sum") -> float:
         """Joining a received partial result with one's own."""
         core = self.chip.core
-        vector = rate(core.vector_ops_per_cycle, dtype) or 1.0
+        vector = timing.vector_rate(core, dtype) or 1.0
         traffic = 3 * elements * size_bytes(dtype) / core.sram_bytes_per_cycle
         return ceil(max(COMBINES[how].vector_ops * elements / vector, traffic))
 

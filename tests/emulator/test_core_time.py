@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from meshc.emulator.core import CoreTimer, array_cycles
+from meshc.emulator.core import CoreTimer
 from meshc.emulator.cores import run_streams
 from meshc.errors import InputError
 from meshc.ir.chip import Array
 from meshc.ir.graph import Op
 from meshc.ir.stream import Kernel, View
+from meshc.ops import Work
+from meshc.ops.timing import array_cycles
+from meshc.partition.cost import CostModel
 
 from .handmade import chip, step, streams
 
@@ -74,14 +77,41 @@ def test_macs_are_counted_by_the_type_that_ran() -> None:
 
 @pytest.mark.parametrize("dataflow", ["ws", "os", "is"])
 def test_systolic_arrays_are_those_of_scale_sim(dataflow: Any) -> None:
+    """Every kernel of the table, and one of each kind of it without the table."""
+    rows = {"ws": (8, 8, 33, 17, 65, 1484), "os": (8, 8, 33, 17, 65, 1184)}
+    cases = [rows.get(dataflow, (8, 8, 64, 64, 64, 5503))]
     file = SHARED / "systolic_gemm.csv"
-    if not file.exists():
-        pytest.skip(f"{file} is not there: SCALE-Sim's cycles cannot be compared")
-    rows = [r for r in csv.DictReader(file.open()) if r["dataflow"] == dataflow]
-    assert rows
-    for r in rows:
-        h, w, m, n, k, cycles = (int(r[x]) for x in ("H", "W", "M", "N", "K", "total_cycles"))
-        assert array_cycles(Array(h, w, dataflow, False), m, k, n) == cycles
+    if file.exists():
+        names = ("H", "W", "M", "N", "K", "total_cycles")
+        table = [r for r in csv.DictReader(file.open()) if r["dataflow"] == dataflow]
+        cases += [tuple(int(r[x]) for x in names) for r in table]
+        assert len(cases) > 1
+    for h, w, m, n, k, cycles in cases:
+        core = {"array": Array(h, w, dataflow, False), "macs_per_cycle": {}, "kernel_cycles": 0}
+        assert kernel_cycles(matmul(m, k, n, "int8"), **core, sram_bytes_per_cycle=1e9) == cycles
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        {"array": Array(8, 4, "ws", False), "macs_per_cycle": {}},
+        {"array": Array(8, 4, "os", True), "macs_per_cycle": {}},
+        {"mac_tile": (1, 4, 8), "mac_start_cycles": 7},
+    ],
+)
+def test_the_planner_prices_what_the_emulator_takes(core: Any) -> None:
+    work = Work(((9, 17, 11, 3),), "fp32", 100, "fp32", 4000)
+    timer = CoreTimer(chip(core=core), {"mm": MATMUL})
+    kernel = matmul(9, 17, 11, "fp32")
+    one = Work(((9, 17, 11, 1),), "fp32", sram_bytes=4 * (9 * 17 + 17 * 11 + 9 * 11))
+    model = CostModel(timer.chip)
+    assert model.kernel(one) == timer.kernel(kernel).cycles
+    assert model.kernel(work) > model.kernel(one)
+
+
+def test_streams_past_a_tile_begin_with_a_cost() -> None:
+    engine = {"mac_tile": (1, 4, 8), "mac_start_cycles": 7, "sram_bytes_per_cycle": 1e9}
+    assert kernel_cycles(matmul(9, 17, 11, "fp32"), **engine) == 10 + 5 * 2 * (7 + 9 * 32 / 64)
 
 
 def test_overlapped_loading_is_near_onnxim() -> None:

@@ -1,0 +1,102 @@
+"""How long a core computes: the one account that the planner and the emulator share.
+
+A matrix engine is a systolic array, or a rate by dtype with a tile that ragged sizes are padded
+to. Everything is in cycles of the chip's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from meshc.ir.chip import Array, CoreSpec
+from meshc.ir.dtypes import FLOATS
+from meshc.ops.record import Work
+
+WIDER = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp64"}
+
+
+def array_cycles(array: Array, m: int, k: int, n: int, count: int = 1) -> int:
+    """Cycles of `count` matmuls [m, k] × [k, n] on a systolic array.
+
+    Without overlap_load the closed forms of SCALE-Sim: each tile is filled, streamed and drained.
+    With it the next tile's stationary operand is loaded while a tile streams (as in ONNXim and
+    Gemmini), so a tile takes as long as streaming or loading, and filling and draining is paid
+    once.
+    """
+    rows, cols = array.rows, array.cols
+    if array.dataflow == "ws":
+        tiles, stream, fill = -(-k // rows) * -(-n // cols), m, 2 * rows + cols - 2
+    elif array.dataflow == "os":
+        tiles, stream, fill = -(-m // rows) * -(-n // cols), k, rows + cols - 2
+    else:
+        tiles, stream, fill = -(-k // rows) * -(-m // cols), n, 2 * rows + cols - 2
+    if tiles == 0 or count == 0 or stream == 0:
+        return 0
+    if array.overlap_load:
+        return (tiles * count - 1) * max(stream, rows) + stream + fill - 1
+    return count * (tiles * (stream + fill) - 1)
+
+
+def rate_dtype(rates: Mapping[str, float], dtype: str) -> str | None:
+    """The type that work in `dtype` runs as: itself or the next wider float with a rate."""
+    found: str | None = dtype
+    while found is not None and found not in rates:
+        found = WIDER.get(found)
+    return found
+
+
+def vector_dtype(core: CoreSpec, dtype: str) -> str | None:
+    """The vector rate that elementwise work in `dtype` uses; integers and bools use fp32's."""
+    return rate_dtype(core.vector_ops_per_cycle, dtype if dtype in FLOATS else "fp32")
+
+
+def mac_rate(core: CoreSpec, dtype: str) -> float:
+    """Multiply-accumulates per cycle in a dtype of a core without an array; 0 where it has none."""
+    found = rate_dtype(core.macs_per_cycle, dtype)
+    return core.macs_per_cycle[found] if found is not None else 0.0
+
+
+def vector_rate(core: CoreSpec, dtype: str) -> float:
+    """Vector operations per cycle in a dtype; 0 where the core has none."""
+    found = vector_dtype(core, dtype)
+    return core.vector_ops_per_cycle[found] if found is not None else 0.0
+
+
+def matmul_cycles(core: CoreSpec, work: Work) -> float:
+    """Cycles of the matrix engine; infinite where it has no rate for the dtype.
+
+    Tiles of k and n stay in the engine while the rows of a stream past them; beginning such a
+    stream costs mac_start_cycles.
+    """
+    if not work.macs:
+        return 0
+    if core.array is not None:
+        array = core.array
+        return sum(array_cycles(array, *matmul) for matmul in work.matmuls)
+    rate = mac_rate(core, work.dtype)
+    if not rate:
+        return inf
+    tm, tk, tn = core.mac_tile
+    padded, streams = 0, 0
+    for m, k, n, count in work.matmuls:
+        tiles = -(-k // tk) * -(-n // tn) * count
+        padded += -(-m // tm) * tm * tk * tn * tiles
+        streams += tiles if m else 0
+    return padded / rate + streams * core.mac_start_cycles
+
+
+def compute_cycles(core: CoreSpec, work: Work) -> float:
+    """Cycles of a kernel's arithmetic; infinite where the core lacks a rate."""
+    cycles = matmul_cycles(core, work)
+    if work.vector_ops:
+        rate = vector_rate(core, work.vector_dtype)
+        cycles += work.vector_ops / rate if rate else inf
+    return cycles
+
+
+def kernel_cycles(core: CoreSpec, work: Work) -> float:
+    """Cycles of a kernel from its start: arithmetic while operands move to and from SRAM."""
+    return core.kernel_cycles + max(
+        compute_cycles(core, work), work.sram_bytes / core.sram_bytes_per_cycle
+    )
