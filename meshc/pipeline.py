@@ -304,10 +304,10 @@ def _advised(
     scales = [error.times * f for f in MARGINS] if error.times else []
     times = first((t, *with_cores(t)) for t in scales)
     if sram or times:
-        return DoesNotFitError(error.text, sram or 0, times or 0.0)
+        return DoesNotFitError(error.text, sram or 0, times or 0.0, error.shorter)
+    less = ", a shorter --max-context or a smaller --batch" if error.shorter else ""
     return DoesNotFitError(
-        f"{error.text}; more SRAM per core, more cores, a shorter --max-context or a smaller "
-        "--batch may make it fit."
+        f"{error.text}; more SRAM per core, or more cores{less} may make it fit."
     )
 
 

@@ -431,8 +431,8 @@ TOO_SMALL = re.compile(
     r"on (\d+) regions? of (\d+)x(\d+) cores, needs (?P<needs>\d+) bytes of SRAM per core where "
     r"(?P<usable>\d+) are usable, (?P<over>\d+) too many \(its weights take 328960 bytes and its "
     r"KV cache of (17 tokens 8704|80 tokens 40960)\); ((core\.sram_bytes of at least "
-    r"(?P<sram>\d+), )?(about (?P<times>[\d.]+) times as many cores, )?or a shorter "
-    r"--max-context or smaller --batch would make it fit|more SRAM per core, more cores, .*)\."
+    r"(?P<sram>\d+)(, )?)?((or )?about (?P<times>[\d.]+) times as many cores(, )?)?(or a shorter "
+    r"--max-context or smaller --batch)? would make it fit|more SRAM per core, .*)\."
 )
 SMALL = {
     "chip": ("--override", "core.sram_bytes=16384"),

@@ -433,4 +433,5 @@ def _does_not_fit(
         f"{hint}",
         int(need) + chip.core.reserved_bytes,
         scale,
+        weights <= usable * (rows * cols * stages if options.grid else chip.cores),
     )

@@ -66,8 +66,8 @@ SENTENCE = re.compile(
     r"(?P<stages>\d+) regions? of (?P<rows>\d+)x(?P<cols>\d+) cores, needs (?P<need>\d+) bytes of "
     r"SRAM per core where (?P<usable>\d+) are usable, (?P<over>\d+) too many \(its weights take "
     r"(?P<weights>\d+) bytes and its KV cache of (?P<tokens>\d+) tokens (?P<kv>\d+)\); "
-    r"core\.sram_bytes of at least (?P<advised>\d+), about (?P<scale>[\d.]+) times as many cores, "
-    r"or a shorter --max-context or smaller --batch would make it fit\.$"
+    r"core\.sram_bytes of at least (?P<advised>\d+), (or )?about (?P<scale>[\d.]+) times as many "
+    r"cores(, or a shorter --max-context or smaller --batch)? would make it fit\.$"
 )
 PHASES = {
     "decode": lambda: [phase("decode", 4, 1, 6, 12)],
