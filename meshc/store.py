@@ -321,7 +321,8 @@ def check_file(path: Path) -> None:
 
 def write_chrome_trace(path: Path, traces: dict[str, Trace], compiled: Compiled) -> None:
     """A trace that Perfetto and chrome://tracing open: a track per core, or per region above
-    4,096 cores. Times are in microseconds of the chip's clock."""
+    4,096 cores, and a counter of what the links carry. Times are in microseconds of the chip's
+    clock."""
     events: list[dict[str, Any]] = []
     scale = 1e6 / compiled.chip.clock_hz
     for number, (phase, trace) in enumerate(traces.items()):
@@ -350,7 +351,26 @@ def write_chrome_trace(path: Path, traces: dict[str, Trace], compiled: Compiled)
         else:
             for s in trace.spans:
                 events.append(_event(number, track(s.region), s, s.start_cycle, s.end_cycle, scale))
+        events += _traffic(number, trace, scale)
     write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode())
+
+
+def _traffic(process: int, trace: Trace, scale: float) -> list[dict[str, Any]]:
+    """Counter of the bytes that messages bring per cycle: each instruction's over its own time."""
+    change: dict[float, float] = {}
+    for s in trace.spans:
+        if s.message_bytes and s.end_cycle > s.start_cycle:
+            rate = s.message_bytes / (s.end_cycle - s.start_cycle)
+            change[s.start_cycle] = change.get(s.start_cycle, 0.0) + rate
+            change[s.end_cycle] = change.get(s.end_cycle, 0.0) - rate
+    events, level = [], 0.0
+    for cycle in sorted(change):
+        level += change[cycle]
+        value = {"bytes per cycle": round(max(level, 0.0), 6)}
+        events.append(
+            {"ph": "C", "pid": process, "name": "links", "ts": cycle * scale, "args": value}
+        )
+    return events
 
 
 def _event(

@@ -738,8 +738,15 @@ def test_a_chrome_trace_has_a_track_per_core(bench: Path, meshc: Meshc) -> None:
     tracks = {e["args"]["name"] for e in events if e.get("name") == "thread_name"}
     assert tracks == {"core 0,0", "core 0,1", "core 1,0", "core 1,1"}
     report = json.loads((bench / "out" / "report.json").read_text())
+    told = report["phases"]["decode"]
     last = max(e["ts"] + e["dur"] for e in events if e["ph"] == "X")
-    assert last == pytest.approx(report["phases"]["decode"]["latency_s"] * 1e6)
+    assert last == pytest.approx(told["latency_s"] * 1e6)
+    levels = [(e["ts"], e["args"]["bytes per cycle"]) for e in events if e["ph"] == "C"]
+    assert levels == sorted(levels, key=lambda level: level[0]) and levels[-1][1] == 0
+    steps = zip(levels, levels[1:], strict=False)
+    carried = sum(rate * (after - at) for (at, rate), (after, _) in steps)
+    clock = report["chip"]["clock_hz"] / 1e6
+    assert carried * clock == pytest.approx(told["message_bytes"], rel=1e-3)
 
 
 # -- given inputs ------------------------------------------------------------------------------
