@@ -351,7 +351,7 @@ def write_chrome_trace(path: Path, traces: dict[str, Trace], compiled: Compiled)
         else:
             for s in trace.spans:
                 events.append(_event(number, track(s.region), s, s.start_cycle, s.end_cycle, scale))
-        events += _traffic(number, trace, scale)
+        events.extend(_traffic(number, trace, scale))
     write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode())
 
 

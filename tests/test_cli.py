@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -743,7 +744,7 @@ def test_a_chrome_trace_has_a_track_per_core(bench: Path, meshc: Meshc) -> None:
     assert last == pytest.approx(told["latency_s"] * 1e6)
     levels = [(e["ts"], e["args"]["bytes per cycle"]) for e in events if e["ph"] == "C"]
     assert levels == sorted(levels, key=lambda level: level[0]) and levels[-1][1] == 0
-    steps = zip(levels, levels[1:], strict=False)
+    steps = pairwise(levels)
     carried = sum(rate * (after - at) for (at, rate), (after, _) in steps)
     clock = report["chip"]["clock_hz"] / 1e6
     assert carried * clock == pytest.approx(told["message_bytes"], rel=1e-3)
