@@ -141,6 +141,7 @@ TABLES: dict[str, dict[str, Field]] = {
         "sram_bytes_per_cycle": Field(_POSITIVE, REQUIRED),
         "mac_tile": Field(_list(_whole(1), "three whole numbers of at least 1: [m, k, n]", 3)),
         "mac_start_cycles": Field(_NONNEGATIVE),
+        "mac_operand_bytes_per_cycle": Field(_NONNEGATIVE),
         "kernel_cycles": Field(_NONNEGATIVE),
         "overlap": Field(_flag),
     },

@@ -26,6 +26,13 @@ from meshc.ir.chip import Array, ChipSpec, CoreSpec, DramChannel, EnergySpec, No
 MAX_CORES = 10_000_000
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
+# Fields of matrix engines that are no systolic arrays, and why an array has none.
+_NOT_OF_ARRAYS = {
+    "mac_tile": "an array's own size is its tile",
+    "mac_start_cycles": "how long an array takes to fill follows from its size",
+    "mac_operand_bytes_per_cycle": "an array keeps one operand and streams the other",
+}
+
 Table = dict[str, Any]
 
 
@@ -288,16 +295,11 @@ def _core(document: Any, where: str) -> CoreSpec:
             f"{where}: core has {given}, but exactly one of them describes the matrix engine; "
             f"{'remove' if macs else 'add'} one."
         )
-    if array and "mac_tile" in document:
-        raise InputError(
-            f"{where}: core has both mac_tile and array, but an array's own size is its tile; "
-            "remove mac_tile."
-        )
-    if array and "mac_start_cycles" in document:
-        raise InputError(
-            f"{where}: core has both mac_start_cycles and array, but how long an array takes to "
-            "fill follows from its size; remove mac_start_cycles."
-        )
+    for field, why in _NOT_OF_ARRAYS.items():
+        if array and field in document:
+            raise InputError(
+                f"{where}: core has both {field} and array, but {why}; remove {field}."
+            )
     if "vector_ops_per_cycle" not in document:
         raise InputError(
             f"{where}: core.vector_ops_per_cycle is missing, and a chip spec needs it; "

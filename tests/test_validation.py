@@ -9,7 +9,7 @@ import pytest
 
 from meshc import validation
 from meshc.errors import InputError
-from meshc.validation import Point
+from meshc.points import Point
 
 SHARED = Path(__file__).parents[2] / "shared" / "groundtruth"
 PAGE = Path(__file__).parents[1] / "chipspecs" / "VALIDATION.md"
@@ -50,7 +50,7 @@ def test_the_page_is_what_the_data_give() -> None:
     if not SHARED.exists():
         pytest.skip(f"{SHARED} is not there: chipspecs/VALIDATION.md cannot be made again")
     text = PAGE.read_text()
-    for name in ("traffic", "wormhole"):
+    for name in ("traffic", "wormhole", "systolic", "ipu", "tenstorrent"):
         points = list(validation.SECTIONS[name][1](SHARED))
         assert validation.summary(points) in text
         assert validation.table(points) in text

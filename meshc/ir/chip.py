@@ -38,6 +38,7 @@ class CoreSpec:
     macs_per_cycle: dict[str, float] = field(default_factory=dict)
     mac_tile: tuple[int, int, int] = (1, 1, 1)
     mac_start_cycles: float = 0  # before rows stream past a k × n tile held in the engine
+    mac_operand_bytes_per_cycle: float = 0  # both tiles read anew for every product; 0: no limit
     array: Array | None = None
     reserved_bytes: int = 0
     kernel_cycles: float = 10

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from math import inf
 
 from meshc.ir.chip import Array, CoreSpec
-from meshc.ir.dtypes import FLOATS
+from meshc.ir.dtypes import FLOATS, size_bytes
 from meshc.ops.record import Work
 
+# Bytes of an element of a type that is only stored: 16 elements share an exponent of 8 bits.
+PACKED_BYTES = {"bfp8": 8.5 / 8, "bfp4": 4.5 / 8, "int4": 0.5, "uint4": 0.5, "fp8": 1.0}
 WIDER = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp64"}
 
 
@@ -63,11 +65,17 @@ def vector_rate(core: CoreSpec, dtype: str) -> float:
     return core.vector_ops_per_cycle[found] if found is not None else 0.0
 
 
+def operand_bytes(dtype: str) -> float:
+    """Bytes of one element that the matrix engine reads, of a packed type too."""
+    return PACKED_BYTES[dtype] if dtype in PACKED_BYTES else size_bytes(dtype)
+
+
 def matmul_cycles(core: CoreSpec, work: Work) -> float:
     """Cycles of the matrix engine; infinite where it has no rate for the dtype.
 
     Tiles of k and n stay in the engine while the rows of a stream past them; beginning such a
-    stream costs mac_start_cycles.
+    stream costs mac_start_cycles. An engine with a mac_operand_bytes_per_cycle keeps none: it reads
+    a tile of each operand for every product of tiles.
     """
     if not work.macs:
         return 0
@@ -78,12 +86,15 @@ def matmul_cycles(core: CoreSpec, work: Work) -> float:
     if not rate:
         return inf
     tm, tk, tn = core.mac_tile
-    padded, streams = 0, 0
+    product = tm * tk * tn / rate
+    if core.mac_operand_bytes_per_cycle:
+        read = (tm * tk + tk * tn) * operand_bytes(work.dtype)
+        product = max(product, read / core.mac_operand_bytes_per_cycle)
+    cycles = 0.0
     for m, k, n, count in work.matmuls:
         tiles = -(-k // tk) * -(-n // tn) * count
-        padded += -(-m // tm) * tm * tk * tn * tiles
-        streams += tiles if m else 0
-    return padded / rate + streams * core.mac_start_cycles
+        cycles += tiles * (-(-m // tm) * product + core.mac_start_cycles)
+    return cycles
 
 
 def compute_cycles(core: CoreSpec, work: Work) -> float:
