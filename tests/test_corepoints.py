@@ -47,7 +47,7 @@ def test_a_convolution_of_one_position_is_a_matmul() -> None:
 
 def test_a_window_pays_for_every_line_and_block() -> None:
     # 8 lines of 8 positions, 6 channels: a window of 25 is 2 blocks of 5 rows, 24 elements of k in
-    # 2 tiles; 8 outputs are 2 groups. A stream is 20 cycles and 2 for each of 16 positions.
+    # 2 tiles; 8 outputs are 2 groups. A stream is 20 cycles and 2 for each of 8 positions.
     row = Tile("conv", 1, 6, 8, 64, 25, 1)
     assert row.image == (8, 8)
     streams = 8 * 2 * 2 * 5
