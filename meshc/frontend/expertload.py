@@ -21,6 +21,7 @@ from meshc.ir.workload import Workload
 
 Load = tuple[tuple[float, ...], ...]
 UNIFORM = "uniform"
+_LARGE = 1e100
 _FORM = (
     "write a list with one number per expert, or a list of such lists with one per "
     "mixture-of-experts layer"
@@ -49,19 +50,30 @@ def _numbers(name: str, one: Any) -> tuple[float, ...]:
     if not isinstance(one, list) or not one:
         raise InputError(f"--experts {name} holds {type(one).__name__} data; {_FORM}.")
     for n in one:
-        if isinstance(n, bool) or not isinstance(n, int | float) or not math.isfinite(n) or n < 0:
+        if isinstance(n, bool) or not isinstance(n, int | float) or not _finite(n) or n < 0:
             raise InputError(
-                f"--experts {name} has {json.dumps(n)} among its numbers; give counts or shares "
-                "of at least 0."
+                f"--experts {name} has {json.dumps(n)[:40]} among its numbers; give counts or "
+                "shares of at least 0 that a float can hold."
             )
-    if not sum(one):
+    if not any(one):
         raise InputError(f"--experts {name} gives no expert any rows; give one of them a share.")
     return tuple(one)
+
+
+def _finite(n: int | float) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return math.isfinite(n)
+    except OverflowError:
+        return False
 
 
 def split(rows: int, shares: Sequence[float]) -> tuple[int, ...]:
     """`rows` in the ratio of the shares; what is left goes to the largest remainders, of equal
     ones the first."""
+    largest = max(shares)
+    if largest > _LARGE:  # their sum, or its product with the rows, may not be a float
+        shares = [s / largest for s in shares]
     total = math.fsum(shares)
     exact = [rows * s / total for s in shares]
     counts = [math.floor(x) for x in exact]

@@ -246,7 +246,7 @@ class Importer:
         if function is None:
             raise Unsupported("on operands of these types")
         survey, self.survey = self.survey, None  # the nodes inside are not the model's
-        out = self._function(function, inputs, call.name, protos)
+        out = self._function(function, inputs, call.name, protos, local=False)
         self.survey = survey
         if not any(isinstance(v, Poison) for v in out):
             self.results[key] = (out, inputs)
@@ -308,14 +308,21 @@ class Importer:
         return self.model.overloads.get((*key, overload)) or self.model.functions.get(key)
 
     def _function(
-        self, function: Any, inputs: Sequence[Value | None], name: str, protos: Sequence[Any]
+        self,
+        function: Any,
+        inputs: Sequence[Value | None],
+        name: str,
+        protos: Sequence[Any],
+        local: bool = True,
     ) -> Sequence[Value | Poison | None]:
-        """Interpret a function that is local to the model."""
+        """Interpret a function that is local to the model, or the standard's."""
         env: Env = {n: None for n in function.input}
         env.update(zip(function.input, inputs, strict=False))
         given = {p.name: p for p in getattr(function, "attribute_proto", ())}
         given.update({p.name: p for p in protos})
         opsets = {domain_of(o): int(o.version) for o in function.opset_import}
+        if local:  # ONNX Runtime puts the body into the model's graph as it is
+            opsets |= self.model.opsets
         wanted = list(function.output)
         self.nodes(list(function.node), env, wanted, opsets, f"{name}/", given)
         return [self.look(env, n) for n in wanted]

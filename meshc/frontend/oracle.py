@@ -106,7 +106,8 @@ def _open(model: Model, sign: int = 0) -> tuple[Any, str]:
         proto, name = written, f"{name}, activations not rounded"
     if sign:
         proto = rounding.moved(proto, sign)
-    source = str(model.path) if proto is model.proto else proto.SerializeToString()
+    same = proto is model.proto and not model.renamed
+    source = str(model.path) if same else proto.SerializeToString()
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"]), name
     except Exception as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshc.errors import InputError
+from meshc.frontend.checks import check_versions, readable
 
 if TYPE_CHECKING:
     from meshc.frontend.roles import Roles
@@ -68,6 +69,7 @@ class Model:
 
     name: the file's stem.   sha256: of the model file (external data not included).
     inputs: those that initializers do not already define.   opsets: version by domain.
+    renamed: the file has names that are not text, and `proto` others in their place.
     """
 
     path: Path
@@ -77,6 +79,7 @@ class Model:
     outputs: tuple[Port, ...] = ()
     opsets: dict[str, int] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    renamed: bool = False
 
     @property
     def name(self) -> str:
@@ -187,11 +190,14 @@ def load_model(path: str | Path) -> Model:
             f"Model '{path}' is not an ONNX model: it has no graph with outputs and operator sets; "
             "give the path of an .onnx file."
         )
+    check_versions(path, proto)
+    renamed = readable(proto)
     model = Model(
         path=path,
         sha256=hashlib.sha256(data).hexdigest(),
         proto=proto,
         opsets={domain_of(o): int(o.version) for o in proto.opset_import},
+        renamed=renamed,
     )
     given = model.initializers
     sparse = len(proto.graph.sparse_initializer)

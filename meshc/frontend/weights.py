@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshc.errors import InputError
+from meshc.frontend.checks import check_embedded, tensors
 from meshc.frontend.reader import DTYPES, SMALL, Model
 from meshc.ir.dtypes import NUMPY
 from meshc.ops.unpack import packed, unpacked
@@ -55,6 +56,11 @@ def external_path(model: Model, tensor: Any) -> Path:
         raise InputError(
             f"Weight '{tensor.name}' of model '{model.path}' is stored in '{location}', outside "
             "the model's directory; put the data file beside the model."
+        )
+    if file.is_dir():
+        raise InputError(
+            f"Weight '{tensor.name}' of model '{model.path}' is stored in '{location}', which is a "
+            "directory; name the data file, or export the model again."
         )
     known[location] = file
     return file
@@ -106,18 +112,21 @@ def _has_data(tensor: Any) -> bool:
 def check_weights(model: Model) -> None:
     """InputError for weights that are partly there: a data file or a field that is too short, or
     data outside the model's directory. Looks at sizes only."""
-    for tensor in model.proto.graph.initializer:
+    for tensor in tensors(model.proto):
         size = tensor_bytes(tensor)
         if not is_external(tensor):
-            if tensor.HasField("raw_data") and tensor.ByteSize() < size:
-                raise InputError(
-                    f"Weight '{tensor.name}' of model '{model.path}' has dimensions "
-                    f"{list(tensor.dims)} but not all of their data; export the model again."
-                )
+            check_embedded(model.path, tensor, size, _bits(tensor))
             continue
         file = external_path(model, tensor)
         there = _size(model, file)
-        end = _start(model, tensor) + (_entry(model, tensor, "length") or size)
+        length = _entry(model, tensor, "length") or size
+        if size and length != size:
+            raise InputError(
+                f"Weight '{tensor.name}' of model '{model.path}' has {length} bytes in "
+                f"'{file.name}' where its dimensions {list(tensor.dims)} need {size}; export the "
+                "model again."
+            )
+        end = _start(model, tensor) + length
         if there is not None and end > there:
             raise InputError(
                 f"Weight '{tensor.name}' of model '{model.path}' ends at byte {end} of "
@@ -195,11 +204,16 @@ def absent_weights(model: Model) -> Absent:
 
 def tensor_bytes(tensor: Any) -> int:
     """Bytes of a tensor's elements, 0 for types that meshc does not know."""
+    bits: int = prod(tensor.dims) * _bits(tensor)
+    return -(-bits // 8)
+
+
+def _bits(tensor: Any) -> int:
+    """Bits of an element, 0 for types that meshc does not know."""
     if tensor.data_type in SMALL:
-        bits: int = prod(tensor.dims) * SMALL[tensor.data_type][1]
-        return -(-bits // 8)
+        return SMALL[tensor.data_type][1]
     name = DTYPES.get(tensor.data_type)
-    return 0 if name is None else prod(tensor.dims) * NUMPY[name].itemsize
+    return 0 if name is None else 8 * NUMPY[name].itemsize
 
 
 def read_packed(model: Model, tensor: Any) -> np.ndarray:

@@ -179,3 +179,14 @@ def test_functions(path: Path) -> None:
     nodes = [helper.make_node("Both", ["x"], ["h"], domain="own", shift=1.5),
              helper.make_node("Relu", ["h"], ["y"], domain="own")]  # fmt: skip
     run(path, nodes, {}, functions=[scale, both, relu], opsets={"": 18, "own": 1})
+
+
+def test_a_function_means_what_the_model_s_operator_set_says(tmp_path: Path) -> None:
+    """As in ONNX Runtime, which puts its nodes into the graph: since 13 Softmax takes one axis."""
+    body = [helper.make_node("Softmax", ["a"], ["b"])]
+    old = helper.make_function("own", "Soft", ["a"], ["b"], body, [helper.make_opsetid("", 11)])
+    nodes = [helper.make_node("Soft", ["x"], ["y"], "soft", domain="own")]
+    for opset in (18, 12):
+        path = write(tmp_path / f"{opset}.onnx", nodes, [info("x", "float32", [2, 3, 4])],
+                     [info("y", "float32", [2, 3, 4])], [], {"": opset, "own": 1}, [old])  # fmt: skip
+        check(load_model(path), step())
