@@ -157,15 +157,28 @@ def print_report(report: dict[str, Any]) -> None:
         )
     if report["verify"]:
         v = report["verify"]
-        worst = max(
-            (o["max_rel_error"] for o in v["outputs"] if o["max_rel_error"] is not None),
-            default=float("nan"),
-        )
         console.print(
             f"verify: {'passed' if v['passed'] else 'FAILED'} against {v['oracle']}, "
-            f"{len(v['outputs'])} outputs, largest error {worst:.2g} of the largest magnitude "
-            f"(tolerance {max(o.get('tolerance', v['tolerance']) for o in v['outputs']):.3g})"
+            f"{len(v['outputs'])} outputs, {_errors(v)}"
         )
+
+
+def _errors(verify: dict[str, Any]) -> str:
+    """The outputs that cannot be compared number by number, and the largest error of the rest."""
+    rows = verify["outputs"]
+    known = [o for o in rows if o["max_rel_error"] is not None]
+    wrong = [o for o in rows if o["max_rel_error"] is None]
+    parts = [f"'{o['name']}': {o.get('problem', 'not finite')}" for o in wrong[:1]]
+    if len(wrong) > 1:
+        parts.append(f"{len(wrong) - 1} more such outputs")
+    if known:
+        limit = max(o.get("tolerance", verify["tolerance"]) for o in known)
+        parts.append(
+            f"largest error{' of the others' if wrong else ''} "
+            f"{max(o['max_rel_error'] for o in known):.2g} of the largest magnitude "
+            f"(tolerance {limit:.3g})"
+        )
+    return "; ".join(parts)
 
 
 def merge_verified(phases: dict[str, Any]) -> dict[str, Any] | None:
@@ -192,11 +205,13 @@ def failure(verify: dict[str, Any]) -> str:
     if first["max_rel_error"] is None:
         what = first.get("problem", "it is not finite")
     else:
-        what = f"it is off by {first['max_rel_error']:.3g} of the largest magnitude"
+        what = (
+            f"it is off by {first['max_rel_error']:.3g} of the largest magnitude where "
+            f"{first.get('tolerance', limit):.3g} is allowed"
+        )
     return (
         f"Verification failed: {len(bad)} of {len(verify['outputs'])} outputs disagree with "
-        f"{verify['oracle']}, first '{first['name']}' of the {first['phase']}: {what} where "
-        f"{first.get('tolerance', limit):.3g} is allowed."
+        f"{verify['oracle']}, first '{first['name']}' of the {first['phase']}: {what}."
     )
 
 

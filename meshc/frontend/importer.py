@@ -11,6 +11,7 @@ import numpy as np
 
 from meshc.errors import InputError
 from meshc.frontend import rows
+from meshc.frontend.axes import check_axes
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call
 from meshc.frontend.control import CONTROL, SEQUENCES, Items, Scope
@@ -19,9 +20,10 @@ from meshc.frontend.labels import FIXED
 from meshc.frontend.lower_fold import reference
 from meshc.frontend.operators import LOWERINGS
 from meshc.frontend.reader import DTYPES, SMALL, Model, domain_of
-from meshc.frontend.standard import REASONS, defined, definition, unread
+from meshc.frontend.standard import REASONS, defined, definition, exists, unread
 from meshc.frontend.stored import small_tensor
 from meshc.frontend.survey import Survey
+from meshc.frontend.walk import cycle, needed
 from meshc.frontend.weights import absence, is_external, read_tensor
 from meshc.ir.dtypes import NAMES, NUMPY
 
@@ -118,10 +120,10 @@ class Importer:
         prefix: str,
         attrs: dict[str, Any],
     ) -> None:
-        needed = _needed(nodes, wanted, env)
+        wanted_nodes = needed(nodes, wanted, env)
         if self.survey is not None:
-            self.survey.spare(nodes, [i for i, _ in needed])
-        for i, used in needed:
+            self.survey.spare(nodes, [i for i, _ in wanted_nodes])
+        for i, used in wanted_nodes:
             node = nodes[i]
             names = list(node.input)
             inputs = [self.look(env, n) for n in names]
@@ -195,6 +197,7 @@ class Importer:
                 self.results[key] = (inner, inputs)
             return inner
         try:
+            check_axes(call, inputs)
             lowering = LOWERINGS.get((domain, op))
             out = self._rows(call, inputs, form)
             if out is None:
@@ -330,7 +333,7 @@ class Importer:
     def unknown(self, wanted: Sequence[str]) -> None:
         """Raise for operators that no binding makes known."""
         nodes = list(self.model.proto.graph.node)
-        for i, _ in _needed(nodes, wanted, {}):
+        for i, _ in needed(nodes, wanted, {}):
             if domain_of(nodes[i]):
                 self._note_unknown(nodes[i])
         self.check()
@@ -339,6 +342,12 @@ class Importer:
         """Raise for names that nodes read and neither a node, an input nor a weight defines."""
         if not self.nameless:
             return
+        circle = cycle(self.model.proto)
+        if circle:
+            raise InputError(
+                f"The graph of '{self.model.path.name}' has a cycle through {circle}; export the "
+                "model again."
+            )
         name = next(iter(self.nameless))
         more = len(self.nameless) - 1
         others = f" (and {more} more)" if more else ""
@@ -358,7 +367,9 @@ class Importer:
         limited = {(op, why): n for (op, why), n in self.failures.items() if why}
         parts = []
         if unknown:
-            listed = ", ".join(f"'{op}' ({_nodes_text(n)})" for op, n in sorted(unknown.items()))
+            listed = ", ".join(
+                f"'{op}' ({_nodes_text(n)}{_unknown(op)})" for op, n in sorted(unknown.items())
+            )
             parts.append(f"operators that are not supported: {listed}")
         if limited:
             listed = ", ".join(
@@ -370,69 +381,16 @@ class Importer:
         raise InputError(f"Model '{self.model.path.name}' has {text}; {remedy}.")
 
 
+def _unknown(op: str) -> str:
+    return "" if ":" in op or exists(op) else ", unknown to the ONNX standard"
+
+
 def _nodes_text(n: int) -> str:
     return f"{n} node" + ("s" if n != 1 else "")
 
 
 def _label(domain: str, op: str) -> str:
     return f"{domain}:{op}" if domain else op
-
-
-def _needed(
-    nodes: Sequence[Any], wanted: Iterable[str], env: Env
-) -> list[tuple[int, tuple[bool, ...]]]:
-    """Indices of the nodes that make `wanted`, in an order in which operands come first, with
-    which of their outputs are used."""
-    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    reads = [_reads(node) for node in nodes]
-    used: set[str] = set(wanted)
-    seen: set[int] = set()
-    stack = [maker[n] for n in used if n in maker]
-    while stack:
-        i = stack.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        for name in reads[i]:
-            used.add(name)
-            if name in maker and maker[name] not in seen:
-                stack.append(maker[name])
-    order: list[int] = sorted(seen)
-    if any(maker.get(n, -1) >= i for i in order for n in reads[i]):
-        order = _sorted(order, reads, maker)
-    return [(i, tuple(n in used for n in nodes[i].output)) for i in order]
-
-
-def _reads(node: Any) -> list[str]:
-    names = [n for n in node.input if n]
-    for attr in node.attribute:
-        if attr.HasField("g"):
-            inner = {t.name for t in (*attr.g.initializer, *attr.g.input)} | {
-                n for x in attr.g.node for n in x.output
-            }
-            for x in attr.g.node:
-                names += [n for n in _reads(x) if n not in inner]
-            names += [o.name for o in attr.g.output if o.name not in inner]
-    return names
-
-
-def _sorted(order: list[int], reads: list[list[str]], maker: dict[str, int]) -> list[int]:
-    """Topological order of nodes that are stored out of order."""
-    done: list[int] = []
-    state: dict[int, int] = {}
-    for root in order:
-        stack = [(root, False)]
-        while stack:
-            i, ready = stack.pop()
-            if ready:
-                done.append(i)
-                continue
-            if i in state:
-                continue
-            state[i] = 1
-            stack.append((i, True))
-            stack += [(maker[n], False) for n in reversed(reads[i]) if n in maker]
-    return done
 
 
 def _resolved(attr: Any, given: dict[str, Any]) -> Any:

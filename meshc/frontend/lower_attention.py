@@ -297,7 +297,7 @@ def attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     stages = [_STAGES[mode]] if call.wants(3) else []
     guarded = mask is not None or lengths is not None
     guarded = guarded and _may_hide_all([mask, seen])
-    lowest = float("-inf") if guarded or "masked" in stages else LOWEST
+    lowest = float("-inf") if guarded else LOWEST
     scale = float(call.attr("scale", 0.0)) or 1.0 / sqrt(q.shape[3])
     done = attend(
         b,
@@ -310,6 +310,12 @@ def attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         guarded=guarded,
         stages=stages,
     )
+    if guarded and "masked" in stages:  # what is hidden has the lowest number here
+        for shown in (seen, mask):
+            if shown is not None and shown.dtype == "bool":
+                done.scores["masked"] = b.apply(
+                    "where", shown, done.scores["masked"], LOWEST, dtype=q.dtype, suffix="hidden"
+                )
     out = done.out
     if flat:
         out = merge_heads(b, b.transpose(out, (0, 2, 1, 3), "turn"), "merge")

@@ -12,7 +12,7 @@ from meshc.frontend.builder import FROZEN, Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need
 from meshc.frontend.folding import Const
 from meshc.frontend.labels import FIXED, MIXED, Label, add, product
-from meshc.frontend.standard import REASONS
+from meshc.frontend.standard import REASONS, exists
 from meshc.ir.dtypes import NAMES
 
 Values = Sequence[Value | None]
@@ -212,6 +212,8 @@ def reference(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         raise Unsupported("")
     if call.op.startswith(("Random", "Bernoulli", "Multinomial")):
         raise Unsupported(REASONS[call.domain, call.op])
+    if not exists(call.op, call.opset):
+        raise Unsupported(f"in operator set {call.opset}" if exists(call.op) else "")
     call.ignore(*call.attrs)
     try:
         return _eager(_reference)(b, call, x)

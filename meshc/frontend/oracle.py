@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +60,7 @@ def _outputs(model: Model, runner: Any, feeds: Mapping[str, np.ndarray]) -> dict
         results = runner.run(names, given)
     except Exception as error:
         raise InputError(
-            f"ONNX Runtime refuses to run '{model.path.name}' on these inputs: {_brief(error)}; "
+            f"ONNX Runtime refuses to run '{model.path.name}' on these inputs: {brief(error)}; "
             "change the workload or leave out --verify."
         ) from None
     out = {}
@@ -102,8 +104,10 @@ def _open(model: Model, sign: int = 0) -> tuple[Any, str]:
     if _has_bf16(model):
         proto, name = widened(proto), WIDENED
     written = rounding.as_written(proto)
-    if written is not None:
-        proto, name = written, f"{name}, activations not rounded"
+    if rounding.packs(proto):
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if written is not None or rounding.packs(proto):
+        proto, name = written or proto, f"{name}, activations not rounded"
     if sign:
         proto = rounding.moved(proto, sign)
     same = proto is model.proto and not model.renamed
@@ -112,12 +116,28 @@ def _open(model: Model, sign: int = 0) -> tuple[Any, str]:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"]), name
     except Exception as error:
         raise InputError(
-            f"ONNX Runtime cannot load '{model.path.name}': {_brief(error)}; leave out --verify."
+            f"ONNX Runtime cannot load '{model.path.name}': {brief(error)}; leave out --verify."
         ) from None
 
 
-def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")
+_NOISE = (  # of ONNX Runtime's messages → what stays of it
+    (r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", ""),
+    (r"Load model from .*? failed:\s*", ""),
+    (r"Non-zero status code returned while running (\w+) node\. Name:'(.*?)' Status Message: ",
+     r"node '\2' (\1): "),
+    # place in its source, and function
+    (r"\S+\.(?:cc|h|cpp):\d+ (?:[^()']*::[^()']*\([^()]*\)(?: const)? |[A-Z][a-z]+[A-Z]\w* )?", ""),
+    (r'In Node, \("(.*?)", (\w+), .*, Error ', r"node '\1' (\2): "),
+    (r"^This is an invalid model\. (?:Error: )?(?=.)", ""),
+)  # fmt: skip
+
+
+def brief(error: Exception) -> str:
+    """What ONNX Runtime says, without places in its own source; at most 200 characters."""
+    text = " ".join(str(error).split())
+    for pattern, kept in _NOISE:
+        text = re.sub(pattern, kept, text)
+    return textwrap.shorten(text, 200, placeholder=" ...").rstrip(".")
 
 
 def _has_bf16(model: Model) -> bool:

@@ -8,8 +8,9 @@ than the noise of fp32 sums, once up and once down. Twice what the outputs move 
 the tolerance where the plain one is exceeded; graphs that round nothing are not affected.
 
 ONNX Runtime also rounds where the graph does not: for MatMulNBits with accuracy_level 4, which is
-a hint, and for a DequantizeLinear before a MatMul it rounds activations to 8 bits. Graphs are
-run as they are written instead.
+a hint, for a DequantizeLinear before a MatMul, and for a QMoE with 8-bit weights in blocks, which
+it packs for an integer product, it rounds activations to 8 bits. Graphs are run as they are
+written instead.
 """
 
 from __future__ import annotations
@@ -54,6 +55,16 @@ def _levels(proto: Any) -> Iterator[Any]:
 def dequantises(proto: Any) -> bool:
     """Whether ONNX Runtime may round activations for the sake of a DequantizeLinear."""
     return any(node.op_type == "DequantizeLinear" for node in _nodes(proto))
+
+
+def packs(proto: Any) -> bool:
+    """Whether ONNX Runtime may round activations for the sake of weights that it has packed."""
+    return any(
+        a.name.endswith("expert_weight_bits") and a.i == 8
+        for node in _nodes(proto)
+        if node.op_type == "QMoE"
+        for a in node.attribute
+    )
 
 
 def rounds(proto: Any) -> bool:

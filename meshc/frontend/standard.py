@@ -60,6 +60,13 @@ def _schema(op: str, opset: int) -> Any:
         return None
 
 
+def exists(op: str, opset: int = 0) -> bool:
+    """Whether the standard has the operator, in an operator set or in any."""
+    from onnx import defs
+
+    return _schema(op, opset or defs.onnx_opset_version()) is not None
+
+
 def defined(domain: str, op: str, opset: int) -> bool:
     """Whether the standard defines the operator by others."""
     schema = None if domain or ("", op) in REASONS else _schema(op, opset)

@@ -158,7 +158,10 @@ def test_attention_scores_as_an_output(path: Path, mode: int) -> None:
     check_node(path, "Attention", operands, opset=24, outputs=4, used=(True, False, False, True),
                softcap=1.5, qk_matmul_output_mode=mode)  # fmt: skip
     check_node(path, "Attention", qkv(), opset=23, outputs=4, used=(True, False, False, True),
-               is_causal=1, qk_matmul_output_mode=0)  # fmt: skip
+               is_causal=1, qk_matmul_output_mode=mode)  # fmt: skip
+    hidden = {**qkv(), "m": SEEN & (np.arange(S) > 0)[:, None]}
+    check_node(path, "Attention", hidden, opset=24, outputs=4, used=(True, False, False, True),
+               is_causal=1, qk_matmul_output_mode=mode)  # fmt: skip
 
 
 @OPSETS

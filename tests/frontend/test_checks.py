@@ -9,8 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from meshc.frontend import load_model
+from meshc.errors import InputError
+from meshc.frontend import bind, load_model
 from meshc.frontend.expertload import split
+from meshc.frontend.oracle import brief
 
 from .models import check, info, step, write
 from .test_reader import linear, refused
@@ -115,3 +117,52 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 def test_shares_of_experts_beyond_floats() -> None:
     assert split(8, [1e308] * 4) == (2, 2, 2, 2)
     assert split(5, [1.5e308, 0, 1e308, 0]) == (3, 0, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Load model from /a/b.onnx failed:/src/graph.cc:16 "
+            "void onnxruntime::Graph::Read(const onnx::Model&) This is an invalid model. Graph "
+            "output (y) does not exist in the graph.\n",
+            "Graph output (y) does not exist in the graph",
+        ),
+        (
+            '[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. In Node, ("n", '
+            'Foo, "", -1) : ("x": tensor(float),) -> ("y",) , Error No Op registered for Foo',
+            "node 'n' (Foo): No Op registered for Foo",
+        ),
+    ],
+)
+def test_what_onnx_runtime_says_in_short(text: str, kept: str) -> None:
+    assert brief(RuntimeError(text)) == kept
+
+
+@pytest.mark.parametrize(("op", "attrs"), [("Concat", {"axis": 2}), ("Softmax", {"axis": -3})])
+def test_an_axis_that_is_not_there(tmp_path: Path, op: str, attrs: Any) -> None:
+    node = helper.make_node(op, ["x", "x"] if op == "Concat" else ["x"], ["y"], "n", **attrs)
+    path = write(tmp_path / "m.onnx", [node], [info("x", "float32", [3, 10])],
+                 [info("y", "float32", [3, 10])])  # fmt: skip
+    with pytest.raises(InputError, match=rf"axis {attrs['axis']} where there are 2 dimensions"):
+        bind(load_model(path), step())
+
+
+def test_a_cycle_is_named(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["b"], "second"),
+        helper.make_node("Neg", ["b"], ["y"], "third"),
+    ]
+    path = write(tmp_path / "m.onnx", nodes, [info("x", "float32", [3])],
+                 [info("y", "float32", [3])])  # fmt: skip
+    with pytest.raises(InputError, match="has a cycle through 'second', 'first'; export"):
+        bind(load_model(path), step())
+
+
+def test_an_operator_that_nobody_knows(tmp_path: Path) -> None:
+    node = helper.make_node("MatMulFoo", ["c"], ["y"], "n")
+    constant = helper.make_tensor("c", TensorProto.FLOAT, [1], [0.0])
+    path = write(tmp_path / "m.onnx", [node], [], [info("y", "float32", [1])], [constant])
+    with pytest.raises(InputError, match=r"'MatMulFoo' \(1 node, unknown to the ONNX standard\)"):
+        bind(load_model(path), step())

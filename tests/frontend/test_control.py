@@ -188,5 +188,6 @@ def test_a_function_means_what_the_model_s_operator_set_says(tmp_path: Path) -> 
     nodes = [helper.make_node("Soft", ["x"], ["y"], "soft", domain="own")]
     for opset in (18, 12):
         path = write(tmp_path / f"{opset}.onnx", nodes, [info("x", "float32", [2, 3, 4])],
-                     [info("y", "float32", [2, 3, 4])], [], {"": opset, "own": 1}, [old])  # fmt: skip
+                     [info("y", "float32", [2, 3, 4])], [], {"": opset, "own": 1},
+                     [old])  # fmt: skip
         check(load_model(path), step())

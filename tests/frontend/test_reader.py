@@ -116,8 +116,8 @@ def test_weights_with_part_of_their_data(tmp_path: Path) -> None:
     proto.graph.initializer[0].raw_data = b"\0" * 100
     onnx.save(proto, path)
     assert refused(path) == (
-        f"Weight 'w' of model '{path}' has 100 bytes of data where its dimensions [10, 20] need 800; "
-        "export the model again."
+        f"Weight 'w' of model '{path}' has 100 bytes of data where its dimensions [10, 20] "
+        "need 800; export the model again."
     )
 
 
