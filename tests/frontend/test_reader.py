@@ -180,7 +180,8 @@ def test_unknown_operators_are_listed_together(tmp_path: Path) -> None:
         bind(load_model(path), step())
     assert str(caught.value) == (
         "Model 'm.onnx' has operators that are not supported: 'Blur' (2 nodes, unknown to the "
-        "ONNX standard), 'my.ops:Secret' (1 node); export it without them ('meshc ops' lists what is supported)."
+        "ONNX standard), 'my.ops:Secret' (1 node); export it without them ('meshc ops' "
+        "lists what is supported)."
     )
 
 

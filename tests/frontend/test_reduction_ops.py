@@ -67,7 +67,8 @@ def test_reductions_of_nothing_and_of_scalars(tmp_path: Path) -> None:
           {"a": i64(1)}, oracle="reference")  # fmt: skip
     nodes = [op(k, "x", f"y{k}", keepdims=0) for k in ("ReduceSum", "ReduceMax", "ReduceL2")]
     check(tmp_path, nodes, {"x": f32()}, opset=18, steps=STEPS[:1])
-    refuses(tmp_path, [op("ReduceSum", "x,a")], {"x": X}, "over axes [3]", {"a": i64(3)})
+    refuses(tmp_path, [op("ReduceSum", "x,a")], {"x": X}, "axis 3 where there are 3",
+            {"a": i64(3)})  # fmt: skip
 
 
 def test_log_sum_exp_of_infinities(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_softmax_of_every_version(tmp_path: Path) -> None:
             check(tmp_path, [op(kind, "x", **attrs)], {"x": X}, opset=opset, steps=STEPS[::2])
     half = tensor("fp16", "batch", "sequence", 8)
     check(tmp_path, [op("Softmax", "x")], {"x": half}, limit=2e-3, steps=STEPS[:1])
-    refuses(tmp_path, [op("Softmax", "x", axis=3)], {"x": X}, "along axis 3")
+    refuses(tmp_path, [op("Softmax", "x", axis=3)], {"x": X}, "axis 3 where there are 3")
 
 
 def test_hardmax_takes_the_first_of_equals(tmp_path: Path) -> None:
