@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meshc import frontend
 from meshc.emulator import emulate
 from meshc.errors import InputError
 from meshc.ir.compiled import Compiled
@@ -47,7 +48,7 @@ def generate(
     state: Any = None
     handed: dict[str, np.ndarray] = {}  # inputs that the step before put out
     given = dict(inputs or {})
-    context = 0
+    context = seen = 0  # entries in the caches, tokens so far
     token = -1
     results: list[Generated] = []
     queue: list[tuple[str, list[int]]] = []
@@ -62,6 +63,7 @@ def generate(
         program, bound = step_program(
             compiled, phase, models[phase], context=context, prompt=len(fed)
         )
+        step = replace(phases[phase].workload, context=context, prompt=len(fed))
         bound.data.require()
         known = {p.name for m in models.values() for p in m.inputs}
         _check_given(given, known)
@@ -77,8 +79,10 @@ def generate(
         )
         state = trace.state
         assert trace.outputs is not None
-        handed = {n: trace.outputs[out] for n, out in bound.carried.items()}
-        context += len(fed)
+        handed = _handed(bound, feeds, trace.outputs)
+        seen += len(fed)
+        context = frontend.entries_after(bound.kept, step)
+        _check_counted(models[phase], context, seen, last=not queue and len(results) + 1 == count)
         waited += trace.cycles
         if queue:
             continue
@@ -96,6 +100,34 @@ def generate(
 def read_inputs(path: Path) -> dict[str, np.ndarray]:
     """Read `generate --inputs`."""
     return read_arrays(path)
+
+
+def _handed(
+    bound: Any, feeds: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """What the next step's inputs take from this step: an output as it is, or joined to the cache
+    that it continues."""
+    found: dict[str, np.ndarray] = {}
+    for name, out in bound.carried.items():
+        cache = frontend.appended_to(bound.kept, name)
+        found[name] = outputs[out]
+        if cache is not None:
+            found[name] = np.concatenate([feeds[name], outputs[out]], axis=cache.axis)
+    return found
+
+
+def _check_counted(model: Any, context: int, seen: int, *, last: bool) -> None:
+    """InputError where a step would need a mask or positions of tokens that the caches no longer
+    hold, or hold twice."""
+    counting = frontend.counting(model.roles.roles)
+    if last or context == seen or not counting:
+        return
+    listed = ", ".join(f"'{n}'" for n in counting)
+    raise InputError(
+        f"After {seen} tokens the caches of '{model.path.name}' keep {context} entries, and what "
+        f"{listed} must hold then is not known to meshc; ask for fewer tokens, or export the "
+        "model with caches that keep all tokens."
+    )
 
 
 def _check_given(given: Mapping[str, np.ndarray], known: set[str]) -> None:
@@ -215,7 +247,18 @@ def _check_generate(compiled: Compiled, ids: list[int], count: int) -> None:
             "cannot go on from a prefill; export both in one graph, or compile with --phase decode."
         )
     limit = min(p.workload.max_context for p in phases.values())
-    if len(ids) + count - 1 > limit:
+    if main.workload.kept is not None:
+        counting = frontend.counting(open_model(main).roles.roles)
+        if counting and len(ids) + count - 1 > main.workload.kept:
+            listed = ", ".join(f"'{n}'" for n in counting)
+            raise InputError(
+                f"The model's caches keep {main.workload.kept} entries of the "
+                f"{len(ids) + count - 1} tokens that {len(ids)} prompt tokens and {count} new ones "
+                f"make, and what {listed} must hold then is not known to meshc; ask for at most "
+                f"{main.workload.kept} tokens in all, or export the model with caches that keep "
+                "all tokens."
+            )
+    elif len(ids) + count - 1 > limit:
         raise InputError(
             f"{len(ids)} prompt tokens and {count} new ones need {len(ids) + count - 1} cached "
             f"tokens where SRAM is reserved for {limit}; compile with --max-context "

@@ -87,6 +87,8 @@ def longest(workload: Workload) -> Workload:
     """The same step at the longest context that SRAM is reserved for."""
     if workload.phase == "prefill":
         return workload
+    if workload.kept is not None:
+        return replace(workload, context=workload.kept)
     return replace(workload, context=workload.max_context - workload.prompt)
 
 
@@ -137,11 +139,14 @@ def compile(
     }
     bound: dict[str, Any] = {}
     full: dict[str, Any] = {}
+    if "decode" in wanted:
+        wanted, full["decode"] = _furthest(wanted, options)
     for phase, (m, w) in wanted.items():
         w.verify()
-        bound[phase] = _bind(m, w, options)
-        far = longest(w)
-        full[phase] = bound[phase] if far == w else _bind(m, far, options)
+        same = phase not in full or longest(w) == w
+        bound[phase] = full[phase] if phase in full and same else _bind(m, w, options)
+        full[phase] = bound[phase] if same else full[phase]
+        _check_kept(bound[phase], w)
         graph = _fused(bound[phase].graph, options, _forms(options))
         graph.verify()
         _dump(dumps, f"{phase}.graph", graph.dump())
@@ -213,6 +218,51 @@ def compile(
         clock.seconds,
         __version__,
     )
+
+
+def _furthest(wanted: dict[str, Any], options: CompileOptions) -> tuple[dict[str, Any], Any]:
+    """The workloads with what the decode graph's caches keep, and the decode graph at the longest
+    context.
+
+    Where they keep a number of entries, that is the longest context, and the one to compile for
+    unless a shorter one is asked for.
+    """
+    m, w = wanted["decode"]
+    w.verify()
+    far = longest(w)
+    full = _bind(m, far, options)
+    kept = frontend.entries_after(full.kept, far)
+    if kept == far.context + far.prompt:
+        return wanted, full
+    cut = replace(w, kept=kept)
+    full = _bind(m, longest(cut), options)
+    again = frontend.entries_after(full.kept, longest(cut))
+    if again != kept:
+        raise InputError(
+            f"The caches of '{Path(m.path).name}' keep {kept} entries after {far.context} and one "
+            f"new and {again} after {kept} and one new; meshc carries caches that keep all entries "
+            f"or settle at a number of them; give a --max-context of at most {w.context + 1} "
+            "tokens."
+        )
+    wanted = {p: (model, replace(v, kept=kept)) for p, (model, v) in wanted.items()}
+    if options.context is None:
+        wanted["decode"] = m, replace(cut, context=min(w.context, kept))
+    return wanted, full
+
+
+def _check_kept(bound: Any, workload: Workload) -> None:
+    """InputError where a cache and what it begins with do not fit the place reserved for it."""
+    frontend.check_past(bound.kept, workload)
+    for pair in bound.graph.caches:
+        if pair.axis is None:
+            continue
+        entries = bound.graph.tensors[pair.present].shape[pair.axis]
+        if entries > workload.reserved:
+            raise InputError(
+                f"The {workload.phase} puts out {entries} entries of cache '{pair.present}', of "
+                f"which the decode keeps {workload.reserved}; compile with --prompt "
+                f"{workload.reserved} or --phase decode."
+            )
 
 
 def _fit(
@@ -336,7 +386,7 @@ def _phase(
     return PhaseGraphs(
         w.phase,
         *make(form),
-        w.max_context,
+        w.reserved,
         float(max(1, w.max_context - w.context)) if w.phase == "decode" else 1.0,
         _digests(bound, one_file),
         form,
@@ -407,7 +457,7 @@ def step_program(
             f"A prompt of {prompt} tokens exceeds the {w.prompt} that the {phase} was compiled "
             f"for; compile with --prompt {prompt}."
         )
-    if context + prompt > w.max_context:
+    if context + prompt > w.max_context and w.kept is None:
         raise InputError(
             f"A {phase} step of {prompt} tokens at context {context} needs {context + prompt} "
             f"cached tokens where SRAM is reserved for {w.max_context}; compile with "
@@ -416,12 +466,13 @@ def step_program(
     step = replace(w, context=context, prompt=prompt)
     form = done.plan.form
     bound = _bind(model, step, compiled.options, form)
+    frontend.check_past(bound.kept, step)
     if step == w:
         return done.program, bound
     far = longest(step)
     full = bound if far == step else _bind(model, far, compiled.options, form)
     plan = done.plan if prompt == w.prompt else _resized(done.plan, full.graph)
-    draft = emit(bound.graph, full.graph, plan, compiled.placement, compiled.chip, w.max_context)
+    draft = emit(bound.graph, full.graph, plan, compiled.placement, compiled.chip, w.reserved)
     program = assign_like(draft, done.program, compiled.memory)
     # Weights and caches, the only buffers with several instances, lie where they fit before.
     top = max(b.offset + b.bytes for b in program.buffers.values() if not b.stride)

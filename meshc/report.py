@@ -185,10 +185,11 @@ def kv_policy(program: Program) -> str:
 def max_context_tokens(program: Program, chip: ChipSpec, workload: Workload) -> int:
     """Most cached tokens for which this mapping's buffers would still fit SRAM.
 
-    Every buffer dimension that counts cached tokens grows with them.
+    Every buffer dimension that counts cached tokens grows with them. Caches that keep a number of
+    entries hold so many.
     """
-    reserved = workload.max_context
-    if not any(b.kind == "kv" for b in program.buffers.values()):
+    reserved = workload.reserved
+    if workload.kept is not None or not any(b.kind == "kv" for b in program.buffers.values()):
         return reserved
     regions = [(program.regions[name], region_buffers(program, name)) for name in program.regions]
 

@@ -377,7 +377,7 @@ def decode_steps(
     engine: str = "cores",
     say: Callable[[str], None] | None = None,
 ) -> list[tuple[int, Trace]]:
-    """Timing of `count` decode steps in a row, the cache growing by one token each."""
+    """Timing of `count` decode steps in a row, with the cached entries that each begins with."""
     done = compiled.phases.get("decode")
     if done is None:
         raise InputError(
@@ -385,7 +385,7 @@ def decode_steps(
             "--phase decode."
         )
     w = done.workload
-    if w.context + count * w.prompt > w.max_context:
+    if w.kept is None and w.context + count * w.prompt > w.max_context:
         raise InputError(
             f"--tokens {count} from context {w.context} needs {w.context + count} cached tokens "
             f"where SRAM is reserved for {w.max_context}; compile with --max-context "
@@ -393,11 +393,13 @@ def decode_steps(
         )
     model = open_model(done)
     found = []
+    context = w.context
     for i in range(count):
         if say:
             say(f"decode step {i + 1} of {count}")
-        program, _ = step_program(compiled, "decode", model, context=w.context + i)
-        found.append((w.context + i, emulate(program, compiled.chip, engine=engine)))
+        program, bound = step_program(compiled, "decode", model, context=context)
+        found.append((context, emulate(program, compiled.chip, engine=engine)))
+        context = frontend.entries_after(bound.kept, replace(w, context=context))
     return found
 
 

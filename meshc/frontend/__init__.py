@@ -4,6 +4,7 @@ from meshc.frontend.assembly import TensorData
 from meshc.frontend.bind import Bound, bind
 from meshc.frontend.binding import workloads
 from meshc.frontend.expertload import observed, read_load
+from meshc.frontend.kept import Kept, appended_to, check_past, counting, entries_after
 from meshc.frontend.operators import known_operators, supported
 from meshc.frontend.oracle import rounding_spread, run_oracle
 from meshc.frontend.reader import Model, load_model
@@ -14,11 +15,16 @@ __all__ = [
     "FATES",
     "Bound",
     "Fate",
+    "Kept",
     "Model",
     "Survey",
     "TensorData",
     "absent_weights",
+    "appended_to",
     "bind",
+    "check_past",
+    "counting",
+    "entries_after",
     "known_operators",
     "load_model",
     "observed",

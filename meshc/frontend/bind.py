@@ -19,6 +19,7 @@ from meshc.frontend.fuse import fuse as fuse_maps
 from meshc.frontend.gates import split_gates
 from meshc.frontend.groups import share_heads
 from meshc.frontend.importer import Importer
+from meshc.frontend.kept import Kept, kept_entries
 from meshc.frontend.labels import MIXED
 from meshc.frontend.order import main_output, ordered, share_steady
 from meshc.frontend.reader import Model
@@ -52,6 +53,7 @@ class Bound:
     defined: outputs of which only the first elements of an axis mean something → (axis, count).
     unread: inputs of the model that the bound graph does not read.
     usual: values of the masks and positions that were not folded, where nothing is padding.
+    kept: what the growing caches hold after the step.
     """
 
     graph: Graph
@@ -64,6 +66,7 @@ class Bound:
     defined: dict[str, tuple[int, int]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     usual: dict[str, np.ndarray] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
 
     def parts(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The model's tensors as the graph names them."""
@@ -141,6 +144,7 @@ def _bind(
     if recognise:
         split_gates(net, builder)
     pair_replaced(model, ends, net, caches)
+    kept = kept_entries(model, ends)
     present = {id(s.present) for s in ends.streams}
     for node in net.nodes():
         if node.kind == "append" and id(node.output) not in present:
@@ -176,7 +180,7 @@ def _bind(
     taken = {*given, *folded, *(c[0] for c in found), *ends.stacks}
     unread = tuple(n for n in own if n not in taken)
     return Bound(
-        graph, data, folded, given, found, ends.stacks, ends.carried, defined, unread, usual
+        graph, data, folded, given, found, ends.stacks, ends.carried, defined, unread, usual, kept
     )
 
 

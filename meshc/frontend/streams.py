@@ -18,7 +18,7 @@ from meshc.frontend.builder import UNKNOWN, Builder, Node, Value
 from meshc.frontend.cacheviews import Stacks, part_names, stacked, unstacked
 from meshc.frontend.folding import Const
 from meshc.frontend.importer import Poison
-from meshc.frontend.labels import FIXED
+from meshc.frontend.labels import FIXED, NEW
 from meshc.frontend.order import main_output
 from meshc.frontend.pasts import mark_of, of_encoder
 from meshc.frontend.reader import Model
@@ -247,6 +247,8 @@ def _fits(past: Value, present: Value, axis: int | None, stack: int) -> bool:
     if axis is None:
         return False
     differs = [i for i in range(past.rank) if past.labels[i] != present.labels[i]]
+    if any(present.labels[i] == NEW for i in differs):
+        return False  # the new tokens alone, for the host to append
     return differs in ([], [axis - stack], [axis])
 
 

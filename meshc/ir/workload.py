@@ -20,6 +20,8 @@ class Workload:
     begins.   max_context: cached tokens that SRAM is reserved for.
     dims: other symbolic dimensions by name.   experts: how a mixture's rows spread over its
     experts, as counts or shares, for all layers or per layer; () evenly.
+    kept: entries that the graph's caches keep of any number of tokens (a sliding window); None
+    where they keep all.
     """
 
     phase: Phase
@@ -29,6 +31,12 @@ class Workload:
     max_context: int
     dims: tuple[tuple[str, int], ...] = ()
     experts: tuple[tuple[float, ...], ...] = ()
+    kept: int | None = None
+
+    @property
+    def reserved(self) -> int:
+        """Entries per sequence that SRAM is reserved for."""
+        return self.max_context if self.kept is None else self.kept
 
     def verify(self) -> None:
         for name, value, least in (
