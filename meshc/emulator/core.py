@@ -15,7 +15,6 @@ from meshc.ir.graph import Op
 from meshc.ir.program import Compute, Program, Run
 from meshc.ir.stream import Kernel, View
 from meshc.ops import timing
-from meshc.ops.combine import COMBINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +109,17 @@ class CoreTimer:
         return operations / rate
 
     def copy_cycles(self, size: int) -> int:
-        """Cycles of copying `size` bytes within the core: each is read and written."""
-        return ceil(2 * size / self.core.sram_bytes_per_cycle)
+        """Cycles of copying `size` bytes within the core."""
+        return timing.copy_cycles(self.core, size)
 
     def combine_cycles(self, how: str, dtype: str, size: int) -> int:
         """Cycles of combining two views of `size` bytes into one of them."""
         key = (how, dtype, size)
         cycles = self._combines.get(key)
         if cycles is None:
-            vector = self.vector_cycles(
-                COMBINES[how].vector_ops * (size // ITEM_BYTES[dtype]), dtype, "combine"
-            )
-            cycles = ceil(max(vector, 3 * size / self.core.sram_bytes_per_cycle))
+            elements = size // ITEM_BYTES[dtype]
+            self.vector_cycles(elements, dtype, "combine")  # refuses a type without a rate
+            cycles = timing.combine_cycles(self.core, how, dtype, elements)
             self._combines[key] = cycles
         return cycles
 

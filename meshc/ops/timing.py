@@ -7,10 +7,11 @@ to. Everything is in cycles of the chip's clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from math import ceil, inf
 
 from meshc.ir.chip import Array, CoreSpec
 from meshc.ir.dtypes import FLOATS, size_bytes
+from meshc.ops.combine import COMBINES
 from meshc.ops.record import Work
 
 # Bytes of an element of a type that is only stored: 16 elements share an exponent of 8 bits.
@@ -111,3 +112,16 @@ def kernel_cycles(core: CoreSpec, work: Work) -> float:
     return core.kernel_cycles + max(
         compute_cycles(core, work), work.sram_bytes / core.sram_bytes_per_cycle
     )
+
+
+def copy_cycles(core: CoreSpec, size_bytes_: float) -> int:
+    """Whole cycles of copying that many bytes within the core: each is read and written."""
+    return ceil(2 * size_bytes_ / core.sram_bytes_per_cycle)
+
+
+def combine_cycles(core: CoreSpec, how: str, dtype: str, elements: int) -> int:
+    """Whole cycles of combining two partial results into one of them. The core must have a vector
+    rate for dtype."""
+    vector = COMBINES[how].vector_ops * elements / vector_rate(core, dtype)
+    traffic = 3 * elements * size_bytes(dtype) / core.sram_bytes_per_cycle
+    return ceil(max(vector, traffic))

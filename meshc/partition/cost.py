@@ -17,7 +17,6 @@ from meshc.ir.dtypes import size_bytes
 from meshc.ir.layout import Axis, Layout, Split
 from meshc.ir.shards import covers, pieces
 from meshc.ops import Work, timing
-from meshc.ops.combine import COMBINES
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +58,9 @@ class CostModel:
 
     def combine(self, elements: int, dtype: str, how: str = "sum") -> float:
         """Joining a received partial result with one's own."""
-        core = self.chip.core
-        vector = timing.vector_rate(core, dtype) or 1.0
-        traffic = 3 * elements * size_bytes(dtype) / core.sram_bytes_per_cycle
-        return ceil(max(COMBINES[how].vector_ops * elements / vector, traffic))
+        if not timing.vector_rate(self.chip.core, dtype):
+            return inf  # no lane could, so that no candidate that needs it is worth taking
+        return timing.combine_cycles(self.chip.core, how, dtype, elements)
 
     def all_reduce(
         self,
@@ -196,7 +194,7 @@ def _reshard(
                 time += crossed * (model.chip.seams.hop_cycles - noc.hop_cycles)
         else:
             time = 0.0
-        time += ceil(2 * local_bytes / model.chip.core.sram_bytes_per_cycle)
+        time += timing.copy_cycles(model.chip.core, local_bytes)
         worst = max(worst, time)
     # A giver that many lanes ask serialises its messages unless one multicast serves them.
     out = prod(source.largest(shape, rows, cols)) * element

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,10 @@ def test_overlap_never_takes_longer_and_one_tile_takes_the_same(dataflow: Any) -
 def test_array_runs_whole_kernels() -> None:
     core = {"array": Array(8, 8), "macs_per_cycle": {}, "sram_bytes_per_cycle": 1e9}
     assert kernel_cycles(matmul(8, 8, 8, "int8"), **core) == 10 + 8 + 22 - 1
+
+
+def test_joining_costs_the_planner_what_it_takes_and_is_priced_out_without_a_rate() -> None:
+    whole = chip(core={"vector_ops_per_cycle": {"fp32": 16}})
+    took = CoreTimer(whole, {}).combine_cycles("sum", "fp32", 400)
+    assert CostModel(whole).combine(100, "fp32") == took == 19  # 1,200 bytes at 64 a cycle
+    assert CostModel(chip(core={"vector_ops_per_cycle": {"fp16": 16}})).combine(1, "fp32") == inf
