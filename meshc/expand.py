@@ -50,7 +50,9 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class LaneKernel:
+    """A lane's kernel, in any layer."""
+
     op: str
     inputs: tuple[_Part, ...]
     output: _Part
@@ -108,7 +110,7 @@ class _Copy:
         return Copy(self.source.at(layer), self.destination.at(layer))
 
 
-_Template = _Kernel | _Send | _Recv | _Combine | _Copy
+_Template = LaneKernel | _Send | _Recv | _Combine | _Copy
 
 
 @dataclass
@@ -195,7 +197,7 @@ class Expander:
     ) -> list[list[_Template]]:
         """Lists of action templates, one per Step."""
         if isinstance(i, Compute):
-            return [[self._compute(i, region, lane)]]
+            return [[self.lane_kernel(i, region, lane)]]
         if isinstance(i, Reduce):
             return self._reduce(i, region, lane)
         if isinstance(i, Broadcast):
@@ -205,7 +207,8 @@ class Expander:
         actions = [*give.sends, *take.copies, *take.receives]
         return [actions] if actions else []
 
-    def _compute(self, i: Compute, region: Region, lane: Lane) -> _Template:
+    def lane_kernel(self, i: Compute, region: Region, lane: Lane) -> LaneKernel:
+        """What a lane runs for a Compute."""
         p = self.program
         op = p.ops[i.op]
         rows, cols = region.rows, region.cols
@@ -218,7 +221,7 @@ class Expander:
         shape = p.tensor_shapes[op.output]
         part = self._part(i.output, region, lane, out.layout, shape)
         ranges.append(out.layout.shard(shape, *lane, rows, cols))
-        return _Kernel(i.op, tuple(parts), part, tuple(ranges))
+        return LaneKernel(i.op, tuple(parts), part, tuple(ranges))
 
     def _line(
         self, i: Reduce | Broadcast, region: Region, lane: Lane
@@ -354,7 +357,7 @@ def _stamp(
     key: _Prefix,
 ) -> Step:
     actions = tuple(
-        t.run(instance, layer) if isinstance(t, _Kernel) else t.at(instance, key) for t in templates
+        t.run(instance, layer) if isinstance(t, LaneKernel) else t.at(instance, key) for t in templates
     )
     kind = type(instruction).__name__.lower()
     return Step(position, instruction.name, instruction.op, kind, layer, actions)

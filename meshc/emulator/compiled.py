@@ -31,9 +31,9 @@ def cache_folder() -> str | None:
     at a function's own file only and not at those whose functions it calls."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for file in sorted(
-        [*here.glob("router*.py"), here / "queues.py", here / "tables.py", Path(__file__)]
-    ):
+    sources = [*here.glob("router*.py"), *here.glob("lanes/*.py")]
+    sources += [here / name for name in ("queues.py", "tables.py", "sizes.py", "compiled.py")]
+    for file in sorted(sources):
         digest.update(file.read_bytes())
     name = f"meshc-{digest.hexdigest()[:16]}"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())

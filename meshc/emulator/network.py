@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush, heappushpop
-from math import ceil, inf
+from math import inf
 from typing import Generic, TypeVar
 
 from meshc.emulator.paths import Path, Paths
+from meshc.emulator.sizes import serial_cycles
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
 
@@ -112,7 +113,7 @@ class Network(Generic[M]):
         cycles = self._cycles.get(size_bytes)
         if cycles is None:
             rates = (self._rate, self._seam_rate, self._inject_rate, self._eject_rate)
-            link, seam, inject, eject = (max(1, ceil(size_bytes / rate)) for rate in rates)
+            link, seam, inject, eject = (serial_cycles(size_bytes, rate) for rate in rates)
             cycles = self._cycles[size_bytes] = (link, seam, inject, eject)
         (
             message.link_cycles,
@@ -126,7 +127,7 @@ class Network(Generic[M]):
     def _port_cycles(self, side: int, size_bytes: int, port: int) -> int:
         """Cycles of so many bytes in a port into (side 0) or out of (1) the network."""
         assert self._own_rates is not None
-        return max(1, ceil(size_bytes / self._own_rates[side][port % self._cores]))
+        return serial_cycles(size_bytes, self._own_rates[side][port % self._cores])
 
     def _eject_cycles(self, message: M, ordinal: int) -> int:
         """Cycles that a message takes in its ejection port."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from meshc.ir.dtypes import NUMPY
 from meshc.ir.stream import View
 
@@ -22,3 +24,8 @@ def array_bytes(view: View) -> int:
     for n in view.extent:
         size *= n
     return size
+
+
+def serial_cycles(size: int, rate: float) -> int:
+    """Whole cycles of `size` bytes on a link or port of `rate` bytes per cycle, at least one."""
+    return max(1, ceil(size / rate))

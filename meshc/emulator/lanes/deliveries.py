@@ -1,0 +1,246 @@
+"""Who sends what to whom in a Transfer, for all lanes at once: the rules of `meshc.expand` as
+arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshc.ir.dtypes import size_bytes
+from meshc.ir.layout import Split
+from meshc.ir.placement import Region
+from meshc.ir.program import Buffer
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    """The messages of a transfer, in the order of their givers and, within a giver, of sending.
+
+    Cores are row · cols + col of the chip. `giver` and `size` (bytes) are by message, `first` by
+    message and one more; `taker`[first[m]:first[m + 1]] get message m. `copier` and `copied` are
+    the lanes that copy so many bytes themselves, one entry per copy. `inbox` lists deliveries by
+    taker: inbox[inbox_first[k]:inbox_first[k + 1]] are those of inbox_core[k], in order.
+    """
+
+    giver: NDArray[np.int32]
+    size: Ints
+    first: Ints
+    taker: NDArray[np.int32]
+    copier: NDArray[np.int32]
+    copied: Ints
+    inbox: NDArray[np.int32]
+    inbox_core: NDArray[np.int32]
+    inbox_first: Ints
+
+    @property
+    def cores(self) -> NDArray[np.int32]:
+        """Every core that has something to do."""
+        return np.unique(np.concatenate([self.giver, self.taker, self.copier]))
+
+
+@dataclass
+class _Wishes:
+    """Rows: a taker (its lane), a giver's coordinates (-1: the taker's own) and the first element
+    and the number of elements of each dimension."""
+
+    taker: Ints
+    row: Ints
+    col: Ints
+    parts: list[Ints]
+
+
+def _lane(split: Split, row: Ints, col: Ints, rows: int, cols: int) -> Ints:
+    """Index along a split of lanes at (row, col)."""
+    index = np.zeros_like(row)
+    for axis in split.axes:
+        index = index * (rows if axis == "row" else cols) + (row if axis == "row" else col)
+    return index
+
+
+def _wanted(
+    split: Split, n: int, row: Ints, col: Ints, rows: int, cols: int
+) -> tuple[Ints, Ints, int]:
+    """First element, count and step of what lanes hold of a dimension."""
+    if not split.axes:
+        return np.zeros_like(row), np.full_like(row, n), 1
+    lane = _lane(split, row, col, rows, cols)
+    if split.cyclic:
+        lanes = split.lanes(rows, cols)
+        start = np.minimum(lane, n)
+        return start, (n - start + lanes - 1) // lanes, lanes
+    start = np.minimum(lane * split.block, n)
+    return start, np.minimum((lane + 1) * split.block, n) - start, 1
+
+
+def _options(
+    split: Split, n: int, start: Ints, count: Ints, step: int, rows: int, cols: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """For each range (start, count, step): lanes along `split` that hold some of it, in order.
+
+    Returns the range's number, the lane, the first common element and their count.
+    """
+    lanes = split.lanes(rows, cols)
+    here = np.flatnonzero(count > 0)
+    start, count = start[here], count[here]
+    last = start + (count - 1) * step
+    if split.cyclic:
+        low, high = np.zeros_like(start), np.full_like(start, min(lanes, n) - 1)
+    else:
+        low, high = start // split.block, last // split.block
+    many = high - low + 1
+    which = np.repeat(np.arange(len(here)), many)
+    lane = np.arange(len(which)) - np.repeat(np.cumsum(many) - many, many) + low[which]
+    start, count, last = start[which], count[which], last[which]
+    if split.cyclic:
+        # start + k · step ≡ lane (mod lanes): k ≡ k0 (mod lanes / divisor)
+        divisor = gcd(step, lanes)
+        modulus = lanes // divisor
+        inverse = pow(step // divisor, -1, modulus) if modulus > 1 else 0
+        apart = lane - start
+        k0 = apart // divisor * inverse % modulus if modulus > 1 else np.zeros_like(apart)
+        common = np.where(
+            (apart % divisor == 0) & (k0 < count), (count - k0 + modulus - 1) // modulus, 0
+        )
+        first = start + k0 * step
+    else:
+        floor = lane * split.block
+        k0 = np.maximum(0, -(-(floor - start) // step))
+        k1 = np.minimum(count - 1, (np.minimum(floor + split.block, n) - 1 - start) // step)
+        common = np.maximum(0, k1 - k0 + 1)
+        first = start + k0 * step
+    some = common > 0
+    return here[which[some]], lane[some], first[some], common[some]
+
+
+def _wishes(
+    source: Buffer, target: Buffer, region: Region, to: Region, lanes: Ints
+) -> _Wishes:
+    """What the takers `lanes` (row · cols + col of region `to`) need from whom, in their order."""
+    row, col = np.divmod(lanes, to.cols)
+    found = _Wishes(lanes, np.full_like(lanes, -1), np.full_like(lanes, -1), [])
+    number = np.arange(len(lanes))  # of each row, its taker
+    for s, w, n in zip(source.layout.splits, target.layout.splits, target.shape, strict=True):
+        start, count, step = _wanted(w, n, row, col, to.rows, to.cols)
+        if not s.axes:
+            keep = count[number] > 0
+            take = np.flatnonzero(keep)
+            parts = (start[number[take]], count[number[take]])
+            lane = None
+        else:
+            which, lane, first, common = _options(
+                s, n, start, count, step, region.rows, region.cols
+            )
+            # every row so far meets all options of its taker
+            begin = np.searchsorted(which, np.arange(len(lanes) + 1))
+            many = (begin[1:] - begin[:-1])[number]
+            take = np.repeat(np.arange(len(number)), many)
+            inner = np.arange(len(take)) - np.repeat(np.cumsum(many) - many, many)
+            option = begin[number[take]] + inner
+            parts = (first[option], common[option])
+            lane = lane[option]
+        found.taker, found.row, found.col = found.taker[take], found.row[take], found.col[take]
+        found.parts = [p[take] for p in found.parts] + list(parts)
+        number = number[take]
+        if lane is not None:
+            for axis in reversed(s.axes):
+                size = region.rows if axis == "row" else region.cols
+                if axis == "row":
+                    found.row = lane % size
+                else:
+                    found.col = lane % size
+                lane = lane // size
+    own_row, own_col = row[number] % region.rows, col[number] % region.cols
+    found.row = np.where(found.row < 0, own_row, found.row)
+    found.col = np.where(found.col < 0, own_col, found.col)
+    return found
+
+
+def deliveries(
+    source: Buffer,
+    target: Buffer,
+    region: Region,
+    to: Region,
+    multicast: bool,
+    chip_cols: int,
+    lanes: Ints | None = None,
+) -> Deliveries:
+    """The messages that bring every lane of `to` its shard of `target` from lanes of `region`,
+    which hold it in `source`. lanes: only these takers (row · cols + col), ascending."""
+    if lanes is None:
+        lanes = np.arange(to.rows * to.cols)
+    x = _wishes(source, target, region, to, lanes)
+    size = np.full(len(x.taker), size_bytes(source.dtype))
+    for count in x.parts[1::2]:
+        size = size * count
+    to_row, to_col = np.divmod(x.taker, to.cols)
+    giver = (region.row + x.row) * chip_cols + region.col + x.col
+    taker = (to.row + to_row) * chip_cols + to.col + to_col
+    own = giver == taker
+    copier, copied = taker[own], size[own]
+
+    away = np.flatnonzero(~own)
+    lane = x.row[away] * region.cols + x.col[away]
+    # A part is known by its giver and its ranges; parts of one giver come in the order in which
+    # their first taker meets them.
+    key = lane
+    parts = [p[away] for p in x.parts]
+    order = np.lexsort((np.arange(len(away)), *reversed(parts), key))
+    same = np.zeros(len(away), bool)
+    if len(away):
+        same[1:] = key[order][1:] == key[order][:-1]
+        for p in parts:
+            same[1:] &= p[order][1:] == p[order][:-1]
+    group = np.cumsum(~same) - 1
+    heads = order[~same]  # of each part, its first wish: lexsort kept their order
+    first_wish = np.empty(len(away), np.int64)
+    first_wish[order] = heads[group] if len(away) else group
+    # The order of all wishes: of parts by where they are first wished, also by those who copy.
+    begin = _first_met(x, own, away, first_wish, region)
+    mine = x.row[away] * to.cols + x.col[away]
+    turn = (x.taker[away] - mine) % (to.rows * to.cols)
+    if multicast:
+        lead = first_wish  # the message is known by its first delivery away
+        rank = np.lexsort((np.arange(len(away)), lead, begin, turn[lead], lane))
+        lead = lead[rank]
+        starts = np.flatnonzero(np.r_[True, lead[1:] != lead[:-1]]) if len(away) else lead
+    else:
+        rank = np.lexsort((np.arange(len(away)), begin, x.taker[away], turn, lane))
+        starts = np.arange(len(away))
+    chosen = away[rank]
+    takers = taker[chosen].astype(np.int32)
+    inbox = np.argsort(takers, kind="stable").astype(np.int32)
+    cores, inbox_first = np.unique(takers[inbox], return_index=True)
+    return Deliveries(
+        giver[chosen[starts]].astype(np.int32),
+        size[chosen[starts]],
+        np.r_[starts, len(chosen)].astype(np.int64),
+        takers,
+        copier.astype(np.int32),
+        copied,
+        inbox,
+        cores,
+        np.r_[inbox_first, len(inbox)].astype(np.int64),
+    )
+
+
+def _first_met(
+    x: _Wishes, own: NDArray[np.bool_], away: Ints, first: Ints, region: Region
+) -> Ints:
+    """Of each wish away, the number of the first wish of its part, own copies included."""
+    if not own.any() or not len(away):
+        return away[first] if len(away) else away
+    whole = x.row * region.cols + x.col
+    order = np.lexsort((np.arange(len(whole)), *reversed(x.parts), whole))
+    same = np.zeros(len(whole), bool)
+    same[1:] = whole[order][1:] == whole[order][:-1]
+    for p in x.parts:
+        same[1:] &= p[order][1:] == p[order][:-1]
+    heads = order[~same]
+    found = np.empty(len(whole), np.int64)
+    found[order] = heads[np.cumsum(~same) - 1]
+    return found[away]
