@@ -122,25 +122,33 @@ def _wishes(
 ) -> _Wishes:
     """What the takers `lanes` (row · cols + col of region `to`) need from whom, in their order."""
     row, col = np.divmod(lanes, to.cols)
+    dims = list(zip(source.layout.splits, target.layout.splits, target.shape, strict=True))
+    wanted = [_wanted(w, n, row, col, to.rows, to.cols) for _, w, n in dims]
+    some = np.ones(len(lanes), bool)
+    for _, count, _ in wanted:
+        some &= count > 0
+    lanes, row, col = lanes[some], row[some], col[some]
     found = _Wishes(lanes, np.full_like(lanes, -1), np.full_like(lanes, -1), [])
     number = np.arange(len(lanes))  # of each row, its taker
-    for s, w, n in zip(source.layout.splits, target.layout.splits, target.shape, strict=True):
-        start, count, step = _wanted(w, n, row, col, to.rows, to.cols)
+    for (s, _, n), (starts, counts, step) in zip(dims, wanted, strict=True):
+        start, count = starts[some], counts[some]
         if not s.axes:
-            keep = count[number] > 0
-            take = np.flatnonzero(keep)
-            parts = (start[number[take]], count[number[take]])
+            take = np.arange(len(number))
+            parts = (start[number], count[number])
             lane = None
         else:
+            # options by range, which many takers share
+            ranges, of = np.unique(start * (n + 1) + count, return_inverse=True)
             which, lane, first, common = _options(
-                s, n, start, count, step, region.rows, region.cols
+                s, n, ranges // (n + 1), ranges % (n + 1), step, region.rows, region.cols
             )
             # every row so far meets all options of its taker
-            begin = np.searchsorted(which, np.arange(len(lanes) + 1))
-            many = (begin[1:] - begin[:-1])[number]
+            begin = np.searchsorted(which, np.arange(len(ranges) + 1))
+            mine = of.reshape(-1)[number]
+            many = (begin[1:] - begin[:-1])[mine]
             take = np.repeat(np.arange(len(number)), many)
             inner = np.arange(len(take)) - np.repeat(np.cumsum(many) - many, many)
-            option = begin[number[take]] + inner
+            option = begin[mine[take]] + inner
             parts = (first[option], common[option])
             lane = lane[option]
         found.taker, found.row, found.col = found.taker[take], found.row[take], found.col[take]

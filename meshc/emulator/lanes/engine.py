@@ -18,7 +18,7 @@ import numpy as np
 
 from meshc.emulator.core import CoreTimer
 from meshc.emulator.lanes import fleet as fl
-from meshc.emulator.lanes import transfers, trees
+from meshc.emulator.lanes import lines, transfers, trees
 from meshc.emulator.lanes.deliveries import deliveries
 from meshc.emulator.lanes.repeats import Repeats
 from meshc.emulator.lanes.shapes import KernelKinds, held, kernel_kinds
@@ -44,6 +44,7 @@ from meshc.ir.program import (
 from meshc.ir.trace import Span, Trace
 
 Progress = Callable[[float, int, int], None]
+LEAST_LANES = 32  # of a region whose transfers are worked out line by line
 MOST_HOPS = 3_000_000  # links of a transfer whose heads are served in order of time
 
 
@@ -369,10 +370,19 @@ class Lanes:
                 "multicast."
             )
 
-    def _mail(self, i: Transfer, region: Region, to: Region) -> transfers.Mail:
+    def _mail(
+        self, i: Transfer, region: Region, to: Region, lanes: Any = None
+    ) -> transfers.Mail:
+        """The messages of a transfer to all lanes, or to these."""
         buffers = self.program.buffers
         d = deliveries(
-            buffers[i.source], buffers[i.destination], region, to, i.multicast, self.chip.cols
+            buffers[i.source],
+            buffers[i.destination],
+            region,
+            to,
+            i.multicast,
+            self.chip.cols,
+            lanes,
         )
         if len(d.taker) > len(d.giver):
             self._needs_multicast(i)
@@ -401,19 +411,51 @@ class Lanes:
     def _transfer(
         self, i: Transfer, region: Region, to: Region, instance: int, key: tuple[object, ...]
     ) -> None:
-        mail: transfers.Mail = self._keep(key, lambda: self._mail(i, region, to))
-        if not len(mail.cores):
-            return
         buffers = self.program.buffers
-        first, end = self._span(buffers[i.source], region, instance)
+        span = self._span(buffers[i.source], region, instance)
         target = self._span(buffers[i.destination], to, instance)
         way: Way = way_of(self.chip, i)
+        parts: list[tuple[lines.Pattern | None, transfers.Mail]] = self._keep(
+            (*key, way.policy), lambda: self._parts(i, region, to, way)
+        )
+        for pattern, mail in parts:
+            if not len(mail.cores):
+                continue
+            if pattern is None:
+                self._send(mail, way, span, target)
+                continue
+            pitch = 1 if pattern.axis == "row" else self.chip.cols
+            states = lines.LineStates(self.fleet, self.wires, region, pattern.axis, way.network)
+            for members, bases in states.classes(pattern.lines):
+                moved = mail.moved((int(members[0]) - int(pattern.lines[0])) * pitch)
+                states.copy(members, bases, lambda m=moved: self._send(m, way, span, target))
+        self._note()
+
+    def _parts(
+        self, i: Transfer, region: Region, to: Region, way: Way
+    ) -> list[tuple[lines.Pattern | None, transfers.Mail]]:
+        """A transfer as lines that send the same messages, or else as a whole."""
+        source, target = self.program.buffers[i.source], self.program.buffers[i.destination]
+        axis = lines.line_axis(source, target)
+        many = region.rows * region.cols >= LEAST_LANES
+        if axis is not None and region == to and many and way.policy != 2 and not self.core_spans:
+            found = lines.patterns(source, target, region, axis)
+            if 2 * len(found) <= (region.cols if axis == "row" else region.rows):
+                return [(p, self._mail(i, region, to, p.takers)) for p in found]
+        return [(None, self._mail(i, region, to))]
+
+    def _send(
+        self,
+        mail: transfers.Mail,
+        way: Way,
+        span: tuple[int, int],
+        target: tuple[int, int],
+    ) -> None:
         f, w = self.fleet, self.wires
         transfers.open_step(f, mail, *target)
-        transfers.hand_over(f, w, way, mail, first, end)
+        transfers.hand_over(f, w, way, mail, *span)
         transfers.send_all(f, w, way, mail, self.most_hops)
-        transfers.close_step(f, mail, first, end, *target)
-        self._note()
+        transfers.close_step(f, mail, *span, *target)
 
     # -- result ------------------------------------------------------------------------------
 

@@ -57,6 +57,19 @@ class Mail(NamedTuple):
     injected: Floats
     arrived: Floats
 
+    def moved(self, cores: int) -> Mail:
+        """The same messages between cores of other numbers."""
+        if cores == 0:
+            return self
+        step = np.int32(cores)
+        return self._replace(
+            cores=self.cores + step,
+            giver=self.giver + step,
+            taker=self.taker + step,
+            copier=self.copier + step,
+            inbox_core=self.inbox_core + step,
+        )
+
 
 class Trees(NamedTuple):
     """Links of all messages as trees, and the heads on their way.
