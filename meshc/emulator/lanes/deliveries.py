@@ -9,12 +9,14 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from meshc.emulator.compiled import compiled
 from meshc.ir.dtypes import size_bytes
-from meshc.ir.layout import Split
+from meshc.ir.layout import AXES, Axis, Split
 from meshc.ir.placement import Region
 from meshc.ir.program import Buffer
 
 Ints = NDArray[np.int64]
+Shorts = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -24,23 +26,20 @@ class Deliveries:
     Cores are row · cols + col of the chip. `giver` and `size` (bytes) are by message, `first` by
     message and one more; `taker`[first[m]:first[m + 1]] get message m. `copier` and `copied` are
     the lanes that copy so many bytes themselves, one entry per copy. `inbox` lists deliveries by
-    taker: inbox[inbox_first[k]:inbox_first[k + 1]] are those of inbox_core[k], in order.
+    taker: inbox[inbox_first[k]:inbox_first[k + 1]] are those of inbox_core[k], in order. `cores`
+    are all that have something to do.
     """
 
-    giver: NDArray[np.int32]
+    giver: Shorts
     size: Ints
     first: Ints
-    taker: NDArray[np.int32]
-    copier: NDArray[np.int32]
+    taker: Shorts
+    copier: Shorts
     copied: Ints
-    inbox: NDArray[np.int32]
-    inbox_core: NDArray[np.int32]
+    inbox: Shorts
+    inbox_core: Shorts
     inbox_first: Ints
-
-    @property
-    def cores(self) -> NDArray[np.int32]:
-        """Every core that has something to do."""
-        return np.unique(np.concatenate([self.giver, self.taker, self.copier]))
+    cores: Shorts
 
 
 @dataclass
@@ -174,11 +173,18 @@ def deliveries(
     region: Region,
     to: Region,
     multicast: bool,
-    chip_cols: int,
+    grid: tuple[int, int],
     lanes: Ints | None = None,
 ) -> Deliveries:
     """The messages that bring every lane of `to` its shard of `target` from lanes of `region`,
-    which hold it in `source`. lanes: only these takers (row · cols + col), ascending."""
+    which hold it in `source`.
+
+    grid: rows and cols of the chip.   lanes: only these takers (row · cols + col), ascending.
+    """
+    axis = same_for_all(source, target) if multicast and lanes is None else None
+    if axis is not None:
+        return spread_deliveries(source, target, region, to, axis, grid)
+    chip_cols, most_cores = grid[1], grid[0] * grid[1]
     if lanes is None:
         lanes = np.arange(to.rows * to.cols)
     x = _wishes(source, target, region, to, lanes)
@@ -220,20 +226,154 @@ def deliveries(
         rank = np.lexsort((np.arange(len(away)), begin, x.taker[away], turn, lane))
         starts = np.arange(len(away))
     chosen = away[rank]
-    takers = taker[chosen].astype(np.int32)
-    inbox = np.argsort(takers, kind="stable").astype(np.int32)
-    cores, inbox_first = np.unique(takers[inbox], return_index=True)
-    return Deliveries(
-        giver[chosen[starts]].astype(np.int32),
+    return _deliveries(
+        giver[chosen[starts]],
         size[chosen[starts]],
-        np.r_[starts, len(chosen)].astype(np.int64),
-        takers,
+        np.r_[starts, len(chosen)],
+        taker[chosen].astype(np.int32),
+        copier,
+        copied,
+        most_cores,
+    )
+
+
+def _deliveries(
+    giver: Ints,
+    size: Ints,
+    first: Ints,
+    taker: Shorts,
+    copier: Ints,
+    copied: Ints,
+    cores: int,
+) -> Deliveries:
+    """Messages with all that follows from them. cores: of the chip."""
+    starts = np.zeros(cores + 1, np.int64)
+    inbox = np.empty(len(taker), np.int32)
+    by_taker(taker, starts, inbox)
+    takes = np.flatnonzero(starts[1:] > starts[:-1])
+    busy = np.zeros(cores, bool)
+    busy[takes] = busy[giver] = busy[copier] = True
+    return Deliveries(
+        giver.astype(np.int32),
+        size,
+        first.astype(np.int64),
+        taker,
         copier.astype(np.int32),
         copied,
         inbox,
-        cores,
-        np.r_[inbox_first, len(inbox)].astype(np.int64),
+        takes.astype(np.int32),
+        np.r_[starts[takes], len(taker)].astype(np.int64),
+        np.flatnonzero(busy).astype(np.int32),
     )
+
+
+@compiled
+def by_taker(taker: Shorts, starts: Ints, inbox: Shorts) -> None:
+    """Sort deliveries by taker, stably; starts: where each core's begin."""
+    for k in range(len(taker)):
+        starts[taker[k]] += 1
+    total = 0
+    for core in range(len(starts)):
+        total += starts[core]
+        starts[core] = total
+    for k in range(len(taker) - 1, -1, -1):
+        starts[taker[k]] -= 1
+        inbox[starts[taker[k]]] = k
+
+
+def same_for_all(source: Buffer, target: Buffer) -> Axis | None:
+    """An axis along which all takers want the same from the same givers, if there is one."""
+    used = {a for s in source.layout.splits for a in s.axes}
+    wanted = {a for s in target.layout.splits for a in s.axes}
+    return next((a for a in AXES if a in used and a not in wanted), None)
+
+
+def spread_deliveries(
+    source: Buffer, target: Buffer, region: Region, to: Region, axis: Axis, grid: tuple[int, int]
+) -> Deliveries:
+    """As `deliveries` with multicast where all takers along `axis` are alike, without asking each
+    of them. grid: rows and cols of the chip."""
+    along = to.cols if axis == "col" else to.rows
+    lanes = np.arange(to.rows) * to.cols if axis == "col" else np.arange(to.cols)
+    x = _wishes(source, target, region, to, lanes)
+    size = np.full(len(x.taker), size_bytes(source.dtype))
+    for count in x.parts[1::2]:
+        size = size * count
+    lane = x.row * region.cols + x.col
+    order = np.lexsort((np.arange(len(lane)), *reversed(x.parts), lane))
+    new = np.zeros(len(lane), bool)
+    new[:1] = True
+    for column in (lane, *x.parts):
+        new[1:] |= column[order][1:] != column[order][:-1]
+    begin = np.flatnonzero(new)  # of each part, in `order`
+    head = order[begin]
+    many = np.diff(np.r_[begin, len(order)])
+    giver = (region.row + x.row[head]) * grid[1] + region.col + x.col[head]
+    # The first taker that is not the giver itself decides when a message is sent.
+    second = np.minimum(begin + 1, len(order) - 1)
+    lead = x.taker[head]
+    lead_core = (to.row + lead // to.cols) * grid[1] + to.col + lead % to.cols
+    if axis == "col":
+        following = lead + 1 if along > 1 else x.taker[order[second]]
+    else:
+        following = np.where(many > 1, x.taker[order[second]], lead + to.cols)
+    lead = np.where(lead_core == giver, following, lead)
+    mine = x.row[head] * to.cols + x.col[head]
+    rank = np.lexsort((head, (lead - mine) % (to.rows * to.cols), lane[head]))
+    places = (x.taker[order] // to.cols if axis == "col" else x.taker[order]).astype(np.int32)
+    room = int(many.sum()) * along
+    taker = np.empty(room, np.int32)
+    first = np.zeros(len(rank) + 1, np.int64)
+    copies = np.empty(len(rank), np.int64)
+    corner = to.row * grid[1] + to.col
+    fill(
+        rank, begin, many, places, giver, corner, along, axis == "col", grid[1], taker, first, copies
+    )
+    own = copies >= 0
+    some = first[1:] > first[:-1]
+    return _deliveries(
+        giver[rank][some],
+        size[head][rank][some],
+        np.r_[first[:-1][some], first[-1]],
+        taker[: first[-1]],
+        copies[own],
+        size[head][rank][own],
+        grid[0] * grid[1],
+    )
+
+
+@compiled
+def fill(
+    rank: Ints,
+    begin: Ints,
+    many: Ints,
+    places: Shorts,
+    giver: Ints,
+    corner: int,
+    along: int,
+    by_rows: bool,
+    cols: int,
+    taker: Shorts,
+    first: Ints,
+    copies: Ints,
+) -> None:
+    """Write down the takers of each message, row by row; copies: the giver where it takes too."""
+    count = 0
+    for k in range(len(rank)):
+        part = rank[k]
+        copies[k] = -1
+        for n in range(many[part] * along):
+            if by_rows:
+                row, col = places[begin[part] + n // along], n % along
+            else:
+                row, col = n // many[part], places[begin[part] + n % many[part]]
+            core = corner + row * cols + col
+            if core == giver[part]:
+                copies[k] = core
+            else:
+                taker[count] = core
+                count += 1
+        first[k + 1] = count
 
 
 def _first_met(

@@ -381,7 +381,7 @@ class Lanes:
             region,
             to,
             i.multicast,
-            self.chip.cols,
+            (self.chip.rows, self.chip.cols),
             lanes,
         )
         if len(d.taker) > len(d.giver):
