@@ -57,12 +57,6 @@ def _peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-def _engine(name: str) -> str:
-    if name == "lanes":
-        raise InputError("Engine 'lanes' is not available in this version; use --engine cores.")
-    return name
-
-
 def _compile(args: argparse.Namespace) -> int:
     from meshc import store
     from meshc.frontend import read_load
@@ -135,7 +129,7 @@ def _run(args: argparse.Namespace) -> int:
     from meshc import store, summary
 
     out = Path(args.output)
-    engine = _engine(args.engine)
+    engine = args.engine
     compiled = store.open_compiled(out)
     if args.trace:
         store.check_file(Path(args.trace))
@@ -209,7 +203,7 @@ def _generate(args: argparse.Namespace) -> int:
     from meshc import store
     from meshc.generation import Generated, generate, read_inputs
 
-    engine = _engine(args.engine)
+    engine = args.engine
     compiled = store.open_compiled(Path(args.output))
     clock = compiled.chip.clock_hz
 

@@ -357,7 +357,8 @@ def _stamp(
     key: _Prefix,
 ) -> Step:
     actions = tuple(
-        t.run(instance, layer) if isinstance(t, LaneKernel) else t.at(instance, key) for t in templates
+        t.run(instance, layer) if isinstance(t, LaneKernel) else t.at(instance, key)
+        for t in templates
     )
     kind = type(instruction).__name__.lower()
     return Step(position, instruction.name, instruction.op, kind, layer, actions)

@@ -180,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     r.add_argument("--inputs", metavar="FILE.npz", help="carry these tensors; writes outputs.npz")
     r.add_argument("--tokens", type=int, metavar="N", help="decode N steps, the cache growing")
     r.add_argument("--trace", metavar="FILE", help="write a Chrome / Perfetto trace")
-    r.add_argument("--engine", choices=("cores", "lanes"), default="cores")
+    r.add_argument("--engine", choices=("lanes", "cores"), default="lanes")
 
     g = add("generate", "Prefill, then greedy decode, on the emulated chip.")
     g.add_argument("output", metavar="OUT")
@@ -189,7 +189,7 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument(
         "--inputs", metavar="FILE.npz", help="what else the model needs, such as encoder states"
     )
-    g.add_argument("--engine", choices=("cores", "lanes"), default="cores")
+    g.add_argument("--engine", choices=("lanes", "cores"), default="lanes")
 
     v = add("viz", "Draw placement, SRAM, utilization, links and timeline of a run.")
     v.add_argument("output", metavar="OUT")

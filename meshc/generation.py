@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshc import frontend
-from meshc.emulator import emulate
+from meshc.emulator import DEFAULT_ENGINE, emulate
 from meshc.errors import InputError
 from meshc.ir.compiled import Compiled
 from meshc.ir.dtypes import NUMPY
@@ -33,7 +33,7 @@ def generate(
     ids: list[int],
     count: int,
     *,
-    engine: str = "cores",
+    engine: str = DEFAULT_ENGINE,
     inputs: Mapping[str, np.ndarray] | None = None,
     say: Callable[[Generated], None] | None = None,
 ) -> list[Generated]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshc import frontend
-from meshc.emulator import Faults, emulate
+from meshc.emulator import DEFAULT_ENGINE, Faults, emulate
 from meshc.errors import InputError, InvariantError, VerificationError
 from meshc.ir.compiled import Compiled, CompiledPhase
 from meshc.ir.dtypes import FLOATS, NUMPY
@@ -78,7 +78,7 @@ def run_phase(
     compiled: Compiled,
     phase: str,
     *,
-    engine: str = "cores",
+    engine: str = DEFAULT_ENGINE,
     tensors: Mapping[str, np.ndarray] | None = None,
     faults: Faults | None = None,
     program: Program | None = None,
@@ -217,7 +217,7 @@ def verify_phase(
     phase: str,
     *,
     feeds: Mapping[str, np.ndarray] | None = None,
-    engine: str = "cores",
+    engine: str = DEFAULT_ENGINE,
     faults: Faults | None = None,
     program: Program | None = None,
     core_spans: bool = False,
@@ -374,7 +374,7 @@ def decode_steps(
     compiled: Compiled,
     count: int,
     *,
-    engine: str = "cores",
+    engine: str = DEFAULT_ENGINE,
     say: Callable[[str], None] | None = None,
 ) -> list[tuple[int, Trace]]:
     """Timing of `count` decode steps in a row, with the cached entries that each begins with."""

@@ -707,7 +707,7 @@ def test_flags_of_run(bench: Path, meshc: Meshc) -> None:
         (("--trace", "foreign"), "'foreign' is a folder; give the name of a file."),
         (
             ("--engine", "magic"),
-            "Argument --engine: invalid choice: 'magic' (choose from 'cores', 'lanes'); see meshc "
+            "Argument --engine: invalid choice: 'magic' (choose from 'lanes', 'cores'); see meshc "
             "run --help.",
         ),
     ):

@@ -13,6 +13,7 @@ import numpy as np
 
 from meshc.emulator.core import check_chip_runs
 from meshc.emulator.cores import Faults, Progress, run_streams
+from meshc.emulator.lanes import run_lanes
 from meshc.emulator.sram import Memory, collect, load
 from meshc.errors import InputError
 from meshc.expand import POSITIONS, Expander
@@ -20,7 +21,7 @@ from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.program import Program
 from meshc.ir.trace import Trace
 
-__all__ = ["ENGINES", "Faults", "check_chip_runs", "emulate"]
+__all__ = ["DEFAULT_ENGINE", "ENGINES", "Faults", "check_chip_runs", "emulate"]
 
 
 def _run_cores(
@@ -56,7 +57,50 @@ def _run_cores(
     return replace(trace, outputs=collect(program, memories), state=left)
 
 
-ENGINES = {"cores": _run_cores}
+def _run_lanes(
+    program: Program,
+    chip: ChipSpec,
+    *,
+    tensors: Mapping[str, np.ndarray] | None,
+    contention: bool,
+    cycle_limit: float | None,
+    faults: Faults | None,
+    progress: Progress | None,
+    core_spans: bool,
+    state: dict[Coord, Memory] | None,
+    keep_state: bool,
+) -> Trace:
+    """Time by whole regions. Tensors, which the time does not depend on, are carried core by
+    core."""
+    carried = None
+    if tensors is not None:
+        carried = _run_cores(
+            program,
+            chip,
+            tensors=tensors,
+            contention=False,
+            cycle_limit=None,
+            faults=faults,
+            progress=progress,
+            core_spans=False,
+            state=state,
+            keep_state=keep_state,
+        )
+    trace = run_lanes(
+        program,
+        chip,
+        contention=contention,
+        cycle_limit=cycle_limit,
+        progress=progress if tensors is None else None,
+        core_spans=core_spans,
+    )
+    if carried is None:
+        return trace
+    return replace(trace, outputs=carried.outputs, state=carried.state)
+
+
+ENGINES = {"lanes": _run_lanes, "cores": _run_cores}
+DEFAULT_ENGINE = "lanes"
 
 
 def emulate(
@@ -65,7 +109,7 @@ def emulate(
     *,
     tensors: Mapping[str, np.ndarray] | None = None,
     contention: bool = True,
-    engine: str = "cores",
+    engine: str = DEFAULT_ENGINE,
     cycle_limit: float | None = None,
     faults: Faults | None = None,
     progress: Progress | None = None,
@@ -77,6 +121,8 @@ def emulate(
 
     tensors: data by the names in `program.load`; with them the cores compute and the Trace has
         outputs, in the same number of cycles.
+    engine: "lanes" works SPMD instructions out over whole regions and is for meshes of any size;
+        "cores" runs each core's own stream, message by message, and is the reference.
     contention: False gives links and ports to every message as if it were alone.
     cycle_limit: InputError when the run takes longer.   faults: for tests of verification.
     progress: called now and then with (cycle, cores done, cores).

@@ -116,9 +116,7 @@ def _options(
     return here[which[some]], lane[some], first[some], common[some]
 
 
-def _wishes(
-    source: Buffer, target: Buffer, region: Region, to: Region, lanes: Ints
-) -> _Wishes:
+def _wishes(source: Buffer, target: Buffer, region: Region, to: Region, lanes: Ints) -> _Wishes:
     """What the takers `lanes` (row · cols + col of region `to`) need from whom, in their order."""
     row, col = np.divmod(lanes, to.cols)
     dims = list(zip(source.layout.splits, target.layout.splits, target.shape, strict=True))
@@ -327,7 +325,18 @@ def spread_deliveries(
     copies = np.empty(len(rank), np.int64)
     corner = to.row * grid[1] + to.col
     fill(
-        rank, begin, many, places, giver, corner, along, axis == "col", grid[1], taker, first, copies
+        rank,
+        begin,
+        many,
+        places,
+        giver,
+        corner,
+        along,
+        axis == "col",
+        grid[1],
+        taker,
+        first,
+        copies,
     )
     own = copies >= 0
     some = first[1:] > first[:-1]
@@ -376,9 +385,7 @@ def fill(
         first[k + 1] = count
 
 
-def _first_met(
-    x: _Wishes, own: NDArray[np.bool_], away: Ints, first: Ints, region: Region
-) -> Ints:
+def _first_met(x: _Wishes, own: NDArray[np.bool_], away: Ints, first: Ints, region: Region) -> Ints:
     """Of each wish away, the number of the first wish of its part, own copies included."""
     if not own.any() or not len(away):
         return away[first] if len(away) else away

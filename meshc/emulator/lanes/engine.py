@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -92,7 +93,7 @@ class Lanes:
         self._kept: dict[tuple[object, ...], Any] = {}
         dead = chip.dead()
         for region in program.regions.values():
-            for core in dead:
+            for core in sorted(dead):
                 if region.contains(core):
                     raise InvariantError(
                         f"Core ({core.row},{core.col}) has instructions but is dead."
@@ -127,9 +128,7 @@ class Lanes:
 
     def _run(self, index: int, entry: Run) -> None:
         region = self.program.regions[entry.region]
-        repeats = Repeats(
-            self.fleet, self.wires, region, self.tallies, self._moving(entry, region)
-        )
+        repeats = Repeats(self.fleet, self.wires, region, self.tallies, self._moving(entry, region))
         turn, count = 0, entry.last - entry.first
         while turn < count:
             self._layer(index, entry, region, turn)
@@ -146,7 +145,9 @@ class Lanes:
         names = {n for i in self.program.bodies[entry.body] for n in buffers_of(i)}
         for b in (self.program.buffers[n] for n in sorted(names)):
             if b.stride:
-                ends = [self._span(b, region, entry.base + k) for k in (0, entry.last - entry.first - 1)]
+                ends = [
+                    self._span(b, region, entry.base + k) for k in (0, entry.last - entry.first - 1)
+                ]
                 found.append((min(x[0] for x in ends), max(x[1] for x in ends)))
         return found
 
@@ -278,6 +279,7 @@ class Lanes:
             )
             return numbers, macs
 
+        numbers: tuple[Any, Any, Any, Any]
         numbers, macs = arrays() if uneven else self._keep(("costs", i, region.name), arrays)
         for name in (*i.inputs, i.output):
             first, end = self._span(self.program.buffers[name], region, instance)
@@ -370,9 +372,7 @@ class Lanes:
                 "multicast."
             )
 
-    def _mail(
-        self, i: Transfer, region: Region, to: Region, lanes: Any = None
-    ) -> transfers.Mail:
+    def _mail(self, i: Transfer, region: Region, to: Region, lanes: Any = None) -> transfers.Mail:
         """The messages of a transfer to all lanes, or to these."""
         buffers = self.program.buffers
         d = deliveries(
@@ -428,7 +428,7 @@ class Lanes:
             states = lines.LineStates(self.fleet, self.wires, region, pattern.axis, way.network)
             for members, bases in states.classes(pattern.lines):
                 moved = mail.moved((int(members[0]) - int(pattern.lines[0])) * pitch)
-                states.copy(members, bases, lambda m=moved: self._send(m, way, span, target))
+                states.copy(members, bases, partial(self._send, moved, way, span, target))
         self._note()
 
     def _parts(
@@ -464,7 +464,9 @@ class Lanes:
         order = sorted(
             range(len(sums.spans)),
             key=lambda k: (
-                sums.spans[k].position // POSITIONS, sums.spans[k].layer, sums.spans[k].position
+                sums.spans[k].position // POSITIONS,
+                sums.spans[k].layer,
+                sums.spans[k].position,
             ),
         )
         place = {old: new for new, old in enumerate(order)}

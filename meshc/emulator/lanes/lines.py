@@ -128,7 +128,7 @@ class LineStates:
         for line in lines.tolist():
             clock = self._line(f.clock, line)
             base = float(clock.min())
-            parts = [clock - base]
+            parts: list[Array] = [clock - base]
             pending = self._line(f.pending, line)
             if pending.any():
                 leaves, reads = self._line(f.leaves, line), self._line(f.reads, line)
@@ -149,7 +149,7 @@ class LineStates:
     def copy(self, lines: Array, bases: Array, work: Callable[[], None]) -> None:
         """Work out the first of some lines in the same state, and let the others follow."""
         f, w = self.f, self.w
-        adding = (f.compute, f.communication, f.wait, f.sram_bytes)
+        adding: tuple[Array, ...] = (f.compute, f.communication, f.wait, f.sram_bytes)
         first = int(lines[0])
         before = [self._line(a, first).copy() for a in adding]
         loads = [a.copy() for a in self._loads(first)]
@@ -175,7 +175,8 @@ class LineStates:
             self._line(f.clock, line)[...] = self._line(f.clock, first) + shift
             self._line(f.begin, line)[...] = self._line(f.begin, first) + shift
             self._line(f.leaves, line)[...] = self._line(f.leaves, first) + shift
-            for array in (f.pending, f.reads, f.mark):
+            same: tuple[Array, ...] = (f.pending, f.reads, f.mark)
+            for array in same:
                 self._line(array, line)[...] = self._line(array, first)
             for theirs, ours in zip(self._servers(line), self._servers(first), strict=True):
                 for last in (1, 3):

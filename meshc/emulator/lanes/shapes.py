@@ -68,16 +68,15 @@ def kernel_kinds(expander: Expander, i: Compute, region: Region, uneven: bool) -
     _, first, inverse, lanes = np.unique(
         whole, return_index=True, return_inverse=True, return_counts=True
     )
-    kernels = tuple(
-        expander.lane_kernel(i, region, (int(k) // cols, int(k) % cols)) for k in first
-    )
+    kernels = tuple(expander.lane_kernel(i, region, (int(k) // cols, int(k) % cols)) for k in first)
     return KernelKinds(inverse.reshape(-1).astype(np.int32), kernels, lanes)
 
 
 def _joined(a: Ints, b: Ints) -> Ints:
     """Numbers of the pairs of two columns of numbers."""
     b = b - b.min(initial=0)
-    return np.unique(a * (int(b.max(initial=0)) + 1) + b, return_inverse=True)[1].reshape(-1)
+    pairs = a * (int(b.max(initial=0)) + 1) + b
+    return np.asarray(np.unique(pairs, return_inverse=True)[1], np.int64).reshape(-1)
 
 
 def _numbers(columns: list[Ints], count: int) -> Ints:

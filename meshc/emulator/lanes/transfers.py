@@ -77,7 +77,8 @@ class Trees(NamedTuple):
     By node: its link, its first child and its parent's next one, the first delivery that leaves
     the network behind it, and the tail's time. root, local: of each message, its first node and
     the first delivery on its own router.   next_out: the next delivery behind the same node.
-    node_at: of each router, the node that leads there.   time, message, place: the heap, whose
+    node_at: of each router, the node that leads there.   sizes: how many nodes there are, and heads
+    on their way.   time, message, place: the heap, whose
     places are nodes, or nodes' number + 1 + a delivery, or -1 for a port.
     """
 
@@ -90,7 +91,7 @@ class Trees(NamedTuple):
     local: Shorts
     next_out: Shorts
     node_at: Shorts
-    count: Ints
+    sizes: Ints
     time: Floats
     message: Shorts
     place: Ints
@@ -126,9 +127,7 @@ def hand_over(f: Fleet, w: Wires, way: Way, m: Mail, first: int, end: int) -> No
 
 
 @compiled
-def close_step(
-    f: Fleet, m: Mail, first: int, end: int, target_first: int, target_end: int
-) -> None:
+def close_step(f: Fleet, m: Mail, first: int, end: int, target_first: int, target_end: int) -> None:
     """Sends may still read; then copies and receives, in order."""
     if f.overlap != 0:
         for k in range(len(m.giver)):
@@ -202,8 +201,8 @@ def count_hops(w: Wires, way: Way, m: Mail, limit: int) -> int:
 @inlined
 def push(t: Trees, time: float, message: int, place: int) -> None:
     """A head that comes to a node, an exit or a port."""
-    at = t.count[1]
-    t.count[1] += 1
+    at = t.sizes[1]
+    t.sizes[1] += 1
     while at > 0:
         up = (at - 1) >> 1
         if t.time[up] < time or (t.time[up] == time and t.message[up] <= message):
@@ -216,8 +215,8 @@ def push(t: Trees, time: float, message: int, place: int) -> None:
 @inlined
 def pop(t: Trees) -> None:
     """Drop the first head."""
-    size = t.count[1] - 1
-    t.count[1] = size
+    size = t.sizes[1] - 1
+    t.sizes[1] = size
     time, message, place = t.time[size], t.message[size], t.place[size]
     at = 0
     while 2 * at + 1 < size:
@@ -279,8 +278,8 @@ def grow(
             node = t.node_at[here]
             continue
         if seam or w.exchange == 0:
-            new = t.count[0]
-            t.count[0] += 1
+            new = t.sizes[0]
+            t.sizes[0] += 1
             t.link[new] = link << 1 | (1 if seam else 0)
             t.child[new], t.out[new] = -1, -1
             if node < 0:
@@ -298,11 +297,11 @@ def grow(
 @compiled
 def plant(w: Wires, t: Trees, way: Way, m: Mail) -> None:
     """The trees of all messages."""
-    t.count[0] = 0
+    t.sizes[0] = 0
     for n in range(len(m.giver)):
         t.root[n], t.local[n] = -1, -1
         source, policy, top = m.giver[n], way.policy, -1
-        begin = t.count[0]
+        begin = t.sizes[0]
         if policy == 2:
             w.counts[STAMP] += 1
             top = grow(w, t, way, n, source, way.core, 0, -1)
@@ -316,7 +315,7 @@ def plant(w: Wires, t: Trees, way: Way, m: Mail) -> None:
             else:
                 t.next_out[k] = t.out[node]
                 t.out[node] = k
-        hops = t.count[0] - begin + (1 if w.exchange != 0 else 0)
+        hops = t.sizes[0] - begin + (1 if w.exchange != 0 else 0)
         w.counts[HOPS] += hops * m.size[n]
 
 
@@ -329,17 +328,17 @@ def go_on(t: Trees, time: float, tail: float, message: int, node: int, out: int)
         node = t.next[node]
     while out >= 0:
         t.end[out] = tail
-        push(t, time, message, t.count[0] + out)
+        push(t, time, message, t.sizes[0] + out)
         out = t.next_out[out]
 
 
 @compiled
 def in_time(w: Wires, t: Trees, way: Way, m: Mail, injected: int) -> None:
     """Serve all heads in order of time. injected: whether ports have taken the messages."""
-    t.count[1] = 0
+    t.sizes[1] = 0
     for n in range(len(m.giver)):
         push(t, m.inject[n] if injected != 0 else m.depart[n], n, -1)
-    while t.count[1] > 0:
+    while t.sizes[1] > 0:
         time, n, place = t.time[0], t.message[0], t.place[0]
         pop(t)
         size = m.size[n]
@@ -348,7 +347,7 @@ def in_time(w: Wires, t: Trees, way: Way, m: Mail, injected: int) -> None:
                 m.inject[n], m.injected[n] = leave_port(w, way, m.giver[n], size, time)
             tail = m.injected[n] + w.ramp_in
             go_on(t, m.inject[n] + w.ramp_in, tail, n, t.root[n], t.local[n])
-        elif place < t.count[0]:
+        elif place < t.sizes[0]:
             link, seam = t.link[place] >> 1, t.link[place] & 1
             cycles = serial_cycles(size, w.seam_rate if seam != 0 else w.rate)
             hop = w.seam_hop if seam != 0 else w.hop
@@ -358,7 +357,7 @@ def in_time(w: Wires, t: Trees, way: Way, m: Mail, injected: int) -> None:
             tail = max(start + cycles, t.tail[place]) + hop
             go_on(t, start + hop, tail, n, t.child[place], t.out[place])
         else:
-            k = place - t.count[0]
+            k = place - t.sizes[0]
             m.arrived[k] = reach(w, way, m.taker[k], size, time, t.end[k])
 
 

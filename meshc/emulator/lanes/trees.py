@@ -18,7 +18,7 @@ from meshc.ir.placement import Region
 
 
 class Lines(NamedTuple):
-    """The lines of a region along an axis, as numbers: core = base + place · step + line · pitch."""
+    """The lines of a region along an axis as numbers: core = base + place · step + line · pitch."""
 
     base: int
     step: int

@@ -207,9 +207,7 @@ def leg(
 
 
 @inlined
-def leave_port(
-    w: Wires, way: Way, source: int, size: int, depart: float
-) -> tuple[float, float]:
+def leave_port(w: Wires, way: Way, source: int, size: int, depart: float) -> tuple[float, float]:
     """When the port of a core takes a message, and when it has sent all of it."""
     cycles = serial_cycles(size, w.inject_rate[source])
     port = way.network * w.rows * w.cols + source
@@ -218,9 +216,7 @@ def leave_port(
 
 
 @inlined
-def reach(
-    w: Wires, way: Way, target: int, size: int, head: float, tail: float
-) -> float:
+def reach(w: Wires, way: Way, target: int, size: int, head: float, tail: float) -> float:
     """When a message has arrived whose head and tail reach the target's router."""
     cycles = serial_cycles(size, w.eject_rate[target])
     port = way.network * w.rows * w.cols + target
