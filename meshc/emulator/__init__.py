@@ -96,7 +96,7 @@ def _run_lanes(
     )
     if carried is None:
         return trace
-    return replace(trace, outputs=carried.outputs, state=carried.state)
+    return replace(trace, outputs=carried.outputs, state=carried.state, routed=carried.routed)
 
 
 ENGINES = {"lanes": _run_lanes, "cores": _run_cores}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from frontend.decoders import Sizes, standard
+
 from meshc.emulator import emulate
 from meshc.emulator.lanes import run_lanes
 from meshc.errors import InvariantError

@@ -233,7 +233,7 @@ def test_chip_that_cannot_compute_in_a_type_is_refused_before_the_run() -> None:
 
 def test_unknown_engine_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"^The emulator has no engine 'dream'; choose one of cores.*\.$"
+        InputError, match=r"^The emulator has no engine 'dream'; choose one of lanes, cores\.$"
     ):
         emulate(program(), SPEC, engine="dream")
 
