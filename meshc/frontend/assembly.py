@@ -12,6 +12,7 @@ from meshc.errors import InputError
 from meshc.frontend.builder import Builder, Node, Value
 from meshc.frontend.folding import Const
 from meshc.frontend.importer import Importer
+from meshc.frontend.labels import loose_dims
 from meshc.frontend.reader import Model
 from meshc.frontend.repeats import Repeat
 from meshc.frontend.streams import Stream
@@ -134,7 +135,12 @@ class Assembly:
             if any(id(v) in self.outputs for v in layers):
                 kind, shown = "OUTPUT", tuple(v.name for v in layers)
         self.tensors[out.name] = Tensor(out.name, kind, out.shape, out.dtype, shown)
-        attrs = tuple(sorted(node.attrs.items()))
+        own = dict(node.attrs)
+        if node.kind == "reshape":
+            loose = loose_dims(node.inputs[0].labels, out.labels)
+            if any(loose):
+                own["loose"] = loose
+        attrs = tuple(sorted(own.items()))
         label = self._op_name(node.name)
         return Op(label, node.kind, tuple(names), out.name, attrs, (node.source,))
 

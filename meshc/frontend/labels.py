@@ -127,6 +127,21 @@ def _fixed_size(labels: Sequence[Label], sizes: Sequence[int]) -> int:
     return prod(s for n, s in zip(labels, sizes, strict=True) if n == FIXED)
 
 
+def grows(label: Label) -> bool:
+    """Whether a size may change with the cached tokens."""
+    return label == MIXED or (not isinstance(label, int) and any(m[2] for m, _ in label))
+
+
+def loose_dims(
+    before: Sequence[Label], after: Sequence[Label]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dimensions of a reshape's input and output that grow and that the other side has not."""
+    return (
+        tuple(i for i, x in enumerate(before) if grows(x) and x not in after),
+        tuple(j for j, x in enumerate(after) if grows(x) and x not in before),
+    )
+
+
 def array_of(labels: Iterable[Label]) -> np.ndarray:
     """A vector of labels."""
     items = list(labels)

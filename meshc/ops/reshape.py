@@ -1,4 +1,9 @@
-"""reshape: the same elements in row-major order under another shape."""
+"""reshape: the same elements in row-major order under another shape.
+
+Attribute `loose`, where it is there, has the input's and the output's dimensions whose size grows
+with the cached tokens and that the other side has not: how many elements of such a dimension go
+with one of another's is not the same at every step, so nothing that must last may be divided by it.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +51,8 @@ def _groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[list[int], list[in
 
 def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
     """Only the outermost dimension of each group can be divided: its parts stay contiguous."""
-    del op
     (t,) = inputs
+    loose_in, loose_out = op.attr("loose", ((), ()))
     dims: list[IterDim] = []
     uses_in = [Use(None)] * len(t.shape)
     uses_out = [Use(None)] * len(output.shape)
@@ -63,7 +68,8 @@ def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
         i, j = outer_in[0], outer_out[0]
         a, b = t.shape[i], output.shape[j]
         units = gcd(a, b)
-        if max(a, b) % min(a, b):  # neither divides the other: no common contiguous part
+        # Neither divides the other: no common contiguous part; or only at this step.
+        if max(a, b) % min(a, b) or (a != b and (i in loose_in or j in loose_out)):
             dims.append(IterDim(f"d{len(dims)}", 1, "parallel"))
             continue
         dims.append(IterDim(f"d{len(dims)}", units, "parallel"))

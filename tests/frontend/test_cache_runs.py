@@ -71,3 +71,26 @@ def test_verified_and_generating(tmp_path: Path, name: str, fusion: bool) -> Non
     kinds = {b.kind for p in done.phases.values() for b in p.program.buffers.values()}
     assert "kv" in kinds
     assert [g.token for g in generate(done, PROMPT, NEW)] == loop(path, PROMPT, NEW)
+
+
+@pytest.mark.parametrize("fusion", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_several_sequences_below_the_longest_context(example: Path, fusion: bool) -> None:
+    """The mask's sequences and tokens are flattened into one dimension, whose parts would be of
+    another size at every context."""
+    done = compile_model(
+        example,
+        CompileOptions(
+            "test4x4", solver="greedy", phase="decode", batch=2, context=5, max_context=7,
+            dynamic_mask=True, fusion=fusion,
+        ),
+    )  # fmt: skip
+    assert done is not None
+    found = verify_phase(done, "decode").verify
+    assert found is not None and found["passed"], found
+    flat = [
+        op
+        for _, outer in done.phases["decode"].graph.ops()  # type: ignore[union-attr]
+        for op in outer.body or (outer,)
+        if op.attr("loose") == ((1,), (0,))
+    ]
+    assert flat

@@ -11,6 +11,7 @@ from meshc.frontend.labels import (
     TOTAL,
     add,
     divide,
+    loose_dims,
     map_label,
     multiply,
     product,
@@ -54,3 +55,10 @@ def test_choices() -> None:
     assert map_label("where", (FIXED, FIXED, PAST), (True, 1, 5)) == FIXED
     assert map_label("cast", (TOTAL,), (4,)) == TOTAL
     assert map_label("max", (NEW, FIXED), (4, 1)) == MIXED
+
+
+def test_dimensions_that_only_one_side_of_a_reshape_has() -> None:
+    tokens = multiply(BATCH, TOTAL, 2, 7)
+    assert loose_dims((BATCH, TOTAL), (tokens, FIXED)) == ((1,), (0,))
+    assert loose_dims((BATCH, FIXED, TOTAL, FIXED), (BATCH, TOTAL, FIXED)) == ((), ())
+    assert loose_dims((BATCH, NEW), (multiply(BATCH, NEW, 2, 3),)) == ((), ())
