@@ -108,8 +108,6 @@ def scan(imp: Importer, node: Any, attrs: dict[str, Any], x: Sequence[Any], scop
     back = list(attrs.get("scan_input_directions", [0] * count))
     out_axes = list(attrs.get("scan_output_axes", [0] * outs))
     out_back = list(attrs.get("scan_output_directions", [0] * outs))
-    if any(out_axes):
-        raise Unsupported("with scan_output_axes")
     turns = given[0].shape[axes[0]]
     if given[0].labels[axes[0]] != FIXED and any(v.const is None for v in x):
         raise Unsupported("over tokens, a recurrence")
@@ -119,6 +117,8 @@ def scan(imp: Importer, node: Any, attrs: dict[str, Any], x: Sequence[Any], scop
         slices = []
         for v, axis, reverse in zip(given, axes, back, strict=True):
             b.scope = b.source = f"{scope.prefix}{node.name or node.output[0]}/{turn}"
+            if not -v.rank <= axis < v.rank:
+                raise Unsupported(f"over axis {axis} of {v.rank} dimensions")
             axis %= v.rank
             at = turns - 1 - turn if reverse else turn
             one = b.slice(v, axis, at, 1, FIXED, suffix="item")
@@ -134,15 +134,19 @@ def scan(imp: Importer, node: Any, attrs: dict[str, Any], x: Sequence[Any], scop
         for kept_values, value in zip(scans, out[len(state) :], strict=True):
             kept_values.append(value)
     ordered = [s[::-1] if r else s for s, r in zip(scans, out_back, strict=True)]
-    return [*state, *(_stacked(b, s, FIXED) for s in ordered)]
+    return [*state, *(_stacked(b, s, FIXED, a) for s, a in zip(ordered, out_axes, strict=True))]
 
 
-def _stacked(b: Builder, values: list[Any], label: Any) -> Value:
+def _stacked(b: Builder, values: list[Any], label: Any, axis: int = 0) -> Value:
+    """The results of all turns along a new axis, counted among those of the whole."""
     if not values:
         raise Unsupported("of no turns with results of every turn")
     b.made = []
-    wide = [b.insert_axis(v, 0, "turn") for v in values]
-    out = wide[0] if len(wide) == 1 else b.concat(wide, 0, "turns")
+    rank = values[0].rank + 1
+    if not -rank <= axis < rank:
+        raise Unsupported(f"with axis {axis} of results of {rank} dimensions")
+    wide = [b.insert_axis(v, axis % rank, "turn") for v in values]
+    out = wide[0] if len(wide) == 1 else b.concat(wide, axis % rank, "turns")
     if label != FIXED:
         out.labels = (label, *out.labels[1:])
     return out

@@ -11,6 +11,7 @@ from ml_dtypes import finfo
 
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, known, need, onnx_dtype, optional
+from meshc.frontend.formula import overflown
 from meshc.ir.dtypes import FLOAT8, FLOATS, NUMPY
 
 UNARY = {
@@ -106,8 +107,11 @@ def cast_like(b: Builder, call: Call, x: Sequence[Value | None]) -> Sequence[Val
 def _cast(b: Builder, call: Call, v: Value, dtype: str) -> Value:
     """To 8-bit floats, what is out of range becomes the largest number, or not with saturate=0."""
     saturate = call.attr("saturate", 1)
-    if dtype not in FLOAT8 or not saturate or v.dtype == dtype:
+    if dtype not in FLOAT8 or v.dtype == dtype:
         return b.cast(v, dtype)
+    if not saturate:
+        wide = [("cast", (("in", 0),), "fp32"), *overflown(("step", 0), dtype, 1)]
+        return b.map([*wide, ("cast", (("step", len(wide) - 1),), dtype)], [v], "cast")
     top = float(finfo(NUMPY[dtype]).max)  # type: ignore[no-untyped-call]
     inner = v.dtype if v.dtype in FLOATS else "fp32"
     steps = [("clip", (("in", 0), -top, top), inner), ("cast", (("step", 0),), dtype)]

@@ -12,6 +12,7 @@ import numpy as np
 from meshc.frontend.builder import Builder, Unsupported, Value
 from meshc.frontend.call import Call, Lowering, need, onnx_dtype, optional
 from meshc.frontend.folding import Const
+from meshc.frontend.formula import overflown
 from meshc.frontend.labels import FIXED, MIXED, Label
 from meshc.frontend.reader import SMALL
 from meshc.ir.dtypes import FLOAT8, FLOATS, NUMPY
@@ -89,6 +90,8 @@ def quantised(
         if saturate:
             top = float(ml_dtypes.finfo(NUMPY[kind]).max)  # type: ignore[no-untyped-call]
             then("clip", -top, top)
+        else:
+            steps += overflown(("step", len(steps) - 1), kind, len(steps))
     else:
         then("round")
         if zero is not None:

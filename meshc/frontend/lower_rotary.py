@@ -147,8 +147,7 @@ def rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
 def contrib_rotary(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
     """com.microsoft RotaryEmbedding: X, position_ids ([B, S] or one offset), cos, sin tables."""
     v, positions, cos, sin = need(x, 0), need(x, 1), need(x, 2), need(x, 3)
-    if float(call.attr("scale", 1.0)) != 1.0:
-        raise Unsupported("with a scale")
+    call.ignore("scale")  # ONNX Runtime has the attribute and multiplies by nothing
     call.ignore("is_packed_batching")  # only says that sequences may be longer than the tables
     tokens = v.shape[1] if v.rank == 3 else v.shape[2]
     label = v.labels[1] if v.rank == 3 else v.labels[2]

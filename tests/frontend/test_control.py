@@ -92,6 +92,9 @@ def test_a_scan_over_a_fixed_dimension(path: Path) -> None:
     weights = {"ws": np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
     run(path, [scan], weights)
     run(path, [scan], weights, info("all", "float32", [3, "batch", 4]))
+    for axis, shape in ((1, ["batch", 3, 4]), (-1, ["batch", 4, 3])):
+        scan = node("Scan", "x,ws", "y,all", body=turn, num_scan_inputs=1, scan_output_axes=[axis])
+        run(path, [scan], weights, info("all", "float32", shape))
 
 
 def test_what_run_time_data_decides_is_refused(path: Path) -> None:

@@ -185,10 +185,15 @@ def test_casts_to_bytes_of_floats_saturate(tmp_path: Path) -> None:
         8,
         make=lambda r, s: r.standard_normal(s) * 10.0 ** r.integers(-3, 6, s),
     )
-    for kind in (17, 19):
+    edges = np.array([464, 465, 479, 480, 485, 495, 496, 512, 57344, 61439, 61440, 65535, 65536])
+    near = f32("batch", "sequence", 8, make=lambda r, s: r.choice([*edges, *-edges], s))
+    for kind in (17, 18, 19, 20):
         for saturate in (0, 1):
-            nodes = [op("Cast", "x", "h", to=kind, saturate=saturate), op("Cast", "h", "y", to=1)]
-            check(tmp_path, nodes, {"x": wide}, opset=19, steps=STEPS[:1])
+            nodes = [
+                op("Cast", "x", "h", to=kind, saturate=saturate), op("Cast", "h", "y", to=1),
+                op("Cast", "e", "i", to=kind, saturate=saturate), op("Cast", "i", "z", to=1),
+            ]  # fmt: skip
+            check(tmp_path, nodes, {"x": wide, "e": near}, opset=19, steps=STEPS[:1])
 
 
 def test_bfloat16(tmp_path: Path) -> None:

@@ -211,6 +211,6 @@ def test_contrib_rotary(path: Path, interleaved: int) -> None:
     check_node(path, "RotaryEmbedding", {"x": r(2, 3, 32), "p": POSITIONS, **tables}, **ms)
     check_node(path, "RotaryEmbedding", {"x": r(2, 4, 3, 8), "p": POSITIONS, **tables}, **ms)
     offset = {"x": r(2, 3, 32), "p": np.array([3], np.int64), **tables}
-    check_node(path, "RotaryEmbedding", offset, fixed=("p",), **ms)
+    check_node(path, "RotaryEmbedding", offset, fixed=("p",), scale=0.5, **ms)
     part = {"x": r(2, 3, 32), "p": POSITIONS, "cos": r(10, 2), "sin": r(10, 2)}
     check_node(path, "RotaryEmbedding", part, num_heads=4, rotary_embedding_dim=4, **ms)

@@ -66,6 +66,22 @@ def test_a_hint_rounds_no_activations(tmp_path: Path) -> None:
     assert as_written(as_written(model.proto)) is None
 
 
+def test_packed_experts_round_no_activations(tmp_path: Path) -> None:
+    """The weights of two experts of 8 bits in blocks of 16, of which every token takes one."""
+    codes = {n: RNG.integers(0, 256, (2, 16, 16)).astype(np.uint8) for n in "ac"}
+    scales = {n: (RNG.random((2, 16, 1)) + 0.1).astype(np.float32) for n in "bd"}
+    node = op("QMoE", "x,p,a,b,,c,d", domain=MS, expert_weight_bits=8, block_size=16,
+              activation_type="identity")  # fmt: skip
+    given = {"x": f32(3, 16), "p": f32(3, 2)}
+    model = model_of(tmp_path, [node], given, {**codes, **scales})
+    x, p = (RNG.standard_normal((3, n)).astype(np.float32) for n in (16, 2))
+    expected, oracle = run_oracle(model, {"x": x, "p": p})
+    one, two = ((codes[c] - 128.0) * scales[s] for c, s in ("ab", "cd"))
+    want = [two[e] @ (one[e] @ row) for row, e in zip(x, p.argmax(1), strict=True)]
+    assert np.abs(expected["y"] - want).max() <= 1e-5 * np.abs(want).max()
+    assert oracle == "onnxruntime, activations not rounded"
+
+
 PAIR = {"s": np.float32(0.1), "a": np.uint8(128), "t": np.float32(0.2), "u": np.float32(0.3)}
 
 
