@@ -108,8 +108,9 @@ def scan(imp: Importer, node: Any, attrs: dict[str, Any], x: Sequence[Any], scop
     back = list(attrs.get("scan_input_directions", [0] * count))
     out_axes = list(attrs.get("scan_output_axes", [0] * outs))
     out_back = list(attrs.get("scan_output_directions", [0] * outs))
-    turns = given[0].shape[axes[0]]
-    if given[0].labels[axes[0]] != FIXED and any(v.const is None for v in x):
+    first = _counted(axes[0], given[0].rank)
+    turns = given[0].shape[first]
+    if given[0].labels[first] != FIXED and any(v.const is None for v in x):
         raise Unsupported("over tokens, a recurrence")
     names = [i.name for i in body.input]
     scans: list[list[Any]] = [[] for _ in range(outs)]
@@ -117,9 +118,7 @@ def scan(imp: Importer, node: Any, attrs: dict[str, Any], x: Sequence[Any], scop
         slices = []
         for v, axis, reverse in zip(given, axes, back, strict=True):
             b.scope = b.source = f"{scope.prefix}{node.name or node.output[0]}/{turn}"
-            if not -v.rank <= axis < v.rank:
-                raise Unsupported(f"over axis {axis} of {v.rank} dimensions")
-            axis %= v.rank
+            axis = _counted(axis, v.rank)
             at = turns - 1 - turn if reverse else turn
             one = b.slice(v, axis, at, 1, FIXED, suffix="item")
             kept = [i for i in range(v.rank) if i != axis]
@@ -137,16 +136,22 @@ def scan(imp: Importer, node: Any, attrs: dict[str, Any], x: Sequence[Any], scop
     return [*state, *(_stacked(b, s, FIXED, a) for s, a in zip(ordered, out_axes, strict=True))]
 
 
+def _counted(axis: int, rank: int) -> int:
+    """An axis counted from the first dimension on."""
+    if not -rank <= axis < rank:
+        raise Unsupported(f"with axis {axis} where there are {rank} dimensions")
+    return axis % rank
+
+
 def _stacked(b: Builder, values: list[Any], label: Any, axis: int = 0) -> Value:
     """The results of all turns along a new axis, counted among those of the whole."""
     if not values:
         raise Unsupported("of no turns with results of every turn")
     b.made = []
     rank = values[0].rank + 1
-    if not -rank <= axis < rank:
-        raise Unsupported(f"with axis {axis} of results of {rank} dimensions")
-    wide = [b.insert_axis(v, axis % rank, "turn") for v in values]
-    out = wide[0] if len(wide) == 1 else b.concat(wide, axis % rank, "turns")
+    axis = _counted(axis, rank)
+    wide = [b.insert_axis(v, axis, "turn") for v in values]
+    out = wide[0] if len(wide) == 1 else b.concat(wide, axis, "turns")
     if label != FIXED:
         out.labels = (label, *out.labels[1:])
     return out
@@ -198,14 +203,14 @@ def _joined(b: Builder, a: dict[str, Any], x: Sequence[Any]) -> Any:
     if not items:
         raise Unsupported("of no tensors")
     if a.get("new_axis", 0):
-        axis = axis % (items[0].rank + 1)
+        axis = _counted(axis, items[0].rank + 1)
         items = [b.insert_axis(v, axis, "item") for v in items]
-    return items[0] if len(items) == 1 else b.concat(items, axis % items[0].rank, "joined")
+    return items[0] if len(items) == 1 else b.concat(items, _counted(axis, items[0].rank), "joined")
 
 
 def _split(b: Builder, a: dict[str, Any], x: Sequence[Any]) -> Any:
     v = x[0]
-    axis = int(a.get("axis", 0)) % v.rank
+    axis = _counted(int(a.get("axis", 0)), v.rank)
     size, label = v.shape[axis], v.labels[axis]
     drop = False
     if len(x) < 2 or x[1] is None:

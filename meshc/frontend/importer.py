@@ -213,13 +213,16 @@ class Importer:
             self.failures[_label(domain, op), str(error)] += 1
             return [POISON] * len(node.output)
         except (IndexError, KeyError, ValueError, ZeroDivisionError) as error:
-            raise InputError(
-                f"Node '{name}' ({_label(domain, op)}) of '{self.model.path.name}' has operands or "
-                f"attributes that do not fit together ({error}); export the model again."
-            ) from error
+            raise self._misfit(name, _label(domain, op), error) from error
         self._name(out, [prefix + n if n else "" for n in node.output], name)
         self.results[key] = (out, inputs)
         return out
+
+    def _misfit(self, node: str, op: str, error: Exception) -> InputError:
+        return InputError(
+            f"Node '{node}' ({op}) of '{self.model.path.name}' has operands or attributes that do "
+            f"not fit together ({error}); export the model again."
+        )
 
     def _rows(
         self, call: Call, inputs: Sequence[Any], form: tuple[bytes, ...]
@@ -300,6 +303,8 @@ class Importer:
             b.settle()
         except Unsupported as error:
             self.failures[op, str(error)] += 1
+        except (IndexError, KeyError, ValueError, ZeroDivisionError) as error:
+            raise self._misfit(scope.prefix + (node.name or op), op, error) from error
         for name, value in zip(node.output, outputs, strict=False):
             if name:
                 env[name] = value

@@ -123,7 +123,13 @@ class Model:
     def roles(self) -> Roles:
         from meshc.frontend.roles import find_roles
 
-        return find_roles(self)
+        try:
+            return find_roles(self)
+        except (IndexError, KeyError, ValueError, ZeroDivisionError) as error:
+            raise InputError(
+                f"Nodes around the cache of '{self.path.name}' have operands or attributes that do "
+                f"not fit together ({error}); export the model again."
+            ) from error
 
     @property
     def has_past(self) -> bool:

@@ -139,7 +139,10 @@ def test_what_onnx_runtime_says_in_short(text: str, kept: str) -> None:
     assert brief(RuntimeError(text)) == kept
 
 
-@pytest.mark.parametrize(("op", "attrs"), [("Concat", {"axis": 2}), ("Softmax", {"axis": -3})])
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [("Concat", {"axis": 2}), ("Softmax", {"axis": -3}), ("SplitToSequence", {"axis": 2})],
+)
 def test_an_axis_that_is_not_there(tmp_path: Path, op: str, attrs: Any) -> None:
     node = helper.make_node(op, ["x", "x"] if op == "Concat" else ["x"], ["y"], "n", **attrs)
     path = write(tmp_path / "m.onnx", [node], [info("x", "float32", [3, 10])],
