@@ -310,11 +310,13 @@ def attention(b: Builder, call: Call, x: Values) -> Sequence[Value | None]:
         guarded=guarded,
         stages=stages,
     )
-    if guarded and "masked" in stages:  # what is hidden has the lowest number here
+    if "masked" in stages and (guarded or q.dtype == "fp16"):
+        # What is hidden has the lowest number of the output's type in ONNX Runtime.
+        bottom = float(np.finfo(np.float16).min) if q.dtype == "fp16" else LOWEST
         for shown in (seen, mask):
             if shown is not None and shown.dtype == "bool":
                 done.scores["masked"] = b.apply(
-                    "where", shown, done.scores["masked"], LOWEST, dtype=q.dtype, suffix="hidden"
+                    "where", shown, done.scores["masked"], bottom, dtype=q.dtype, suffix="hidden"
                 )
     out = done.out
     if flat:

@@ -159,6 +159,9 @@ def test_attention_scores_as_an_output(path: Path, mode: int) -> None:
                softcap=1.5, qk_matmul_output_mode=mode)  # fmt: skip
     check_node(path, "Attention", qkv(), opset=23, outputs=4, used=(True, False, False, True),
                is_causal=1, qk_matmul_output_mode=mode)  # fmt: skip
+    half = {n: v.astype(np.float16) for n, v in qkv().items()}
+    check_node(path, "Attention", half, opset=23, outputs=4, used=(True, False, False, True),
+               is_causal=1, qk_matmul_output_mode=mode, tolerance=2e-2)  # fmt: skip
     hidden = {**qkv(), "m": SEEN & (np.arange(S) > 0)[:, None]}
     check_node(path, "Attention", hidden, opset=24, outputs=4, used=(True, False, False, True),
                is_causal=1, qk_matmul_output_mode=mode)  # fmt: skip
