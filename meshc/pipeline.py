@@ -160,6 +160,11 @@ def compile(
         _phase(w, bound[phase], full[phase], options, decode_model is None)
         for phase, (_, w) in wanted.items()
     ]
+    if decode_model is not None and len(phases) == 2:
+        a, b = phases
+        frontend.check_pair(
+            (model, decode_model), (bound[a.phase], bound[b.phase]), (a.digests, b.digests)
+        )
     try:
         fitting, stats = _fit(phases, chip, options, clock, say, until == "partition")
     except DoesNotFitError as error:

@@ -7,6 +7,7 @@ from meshc.frontend.expertload import observed, read_load
 from meshc.frontend.kept import Kept, appended_to, check_past, counting, entries_after
 from meshc.frontend.operators import known_operators, supported
 from meshc.frontend.oracle import rounding_spread, run_oracle
+from meshc.frontend.pairs import check_pair
 from meshc.frontend.reader import Model, load_model
 from meshc.frontend.survey import FATES, Fate, Survey, operator_name
 from meshc.frontend.weights import absent_weights
@@ -22,6 +23,7 @@ __all__ = [
     "absent_weights",
     "appended_to",
     "bind",
+    "check_pair",
     "check_past",
     "counting",
     "entries_after",
