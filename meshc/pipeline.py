@@ -146,7 +146,8 @@ def compile(
         same = phase not in full or longest(w) == w
         bound[phase] = full[phase] if phase in full and same else _bind(m, w, options)
         full[phase] = bound[phase] if same else full[phase]
-        _check_kept(bound[phase], w)
+        frontend.check_past(bound[phase].kept, w)
+        frontend.check_room(bound[phase].graph, w)
         graph = _fused(bound[phase].graph, options, _forms(options))
         graph.verify()
         _dump(dumps, f"{phase}.graph", graph.dump())
@@ -253,21 +254,6 @@ def _furthest(wanted: dict[str, Any], options: CompileOptions) -> tuple[dict[str
     if options.context is None:
         wanted["decode"] = m, replace(cut, context=min(w.context, kept))
     return wanted, full
-
-
-def _check_kept(bound: Any, workload: Workload) -> None:
-    """InputError where a cache and what it begins with do not fit the place reserved for it."""
-    frontend.check_past(bound.kept, workload)
-    for pair in bound.graph.caches:
-        if pair.axis is None:
-            continue
-        entries = bound.graph.tensors[pair.present].shape[pair.axis]
-        if entries > workload.reserved:
-            raise InputError(
-                f"The {workload.phase} puts out {entries} entries of cache '{pair.present}', of "
-                f"which the decode keeps {workload.reserved}; compile with --prompt "
-                f"{workload.reserved} or --phase decode."
-            )
 
 
 def _fit(

@@ -4,7 +4,14 @@ from meshc.frontend.assembly import TensorData
 from meshc.frontend.bind import Bound, bind
 from meshc.frontend.binding import workloads
 from meshc.frontend.expertload import observed, read_load
-from meshc.frontend.kept import Kept, appended_to, check_past, counting, entries_after
+from meshc.frontend.kept import (
+    Kept,
+    appended_to,
+    check_past,
+    check_room,
+    counting,
+    entries_after,
+)
 from meshc.frontend.operators import known_operators, supported
 from meshc.frontend.oracle import rounding_spread, run_oracle
 from meshc.frontend.pairs import check_pair
@@ -25,6 +32,7 @@ __all__ = [
     "bind",
     "check_pair",
     "check_past",
+    "check_room",
     "counting",
     "entries_after",
     "known_operators",

@@ -14,6 +14,7 @@ from meshc.errors import InputError
 from meshc.frontend.labels import NEW
 from meshc.frontend.reader import Model
 from meshc.frontend.streams import Ends
+from meshc.ir.graph import Graph
 from meshc.ir.workload import Workload
 
 
@@ -94,6 +95,20 @@ def check_past(kept: Sequence[Kept], workload: Workload) -> None:
                 f"--context {workload.context} is more than the {k.entries} entries that cache "
                 f"output '{k.present}' keeps, however many tokens came before; give --context "
                 f"{k.entries}."
+            )
+
+
+def check_room(graph: Graph, workload: Workload) -> None:
+    """InputError where a step puts out more entries than the caches have room for."""
+    for pair in graph.caches:
+        if pair.axis is None:
+            continue
+        entries = graph.tensors[pair.present].shape[pair.axis]
+        if entries > workload.reserved:
+            raise InputError(
+                f"The {workload.phase} puts out {entries} entries of cache '{pair.present}', of "
+                f"which the decode keeps {workload.reserved}; compile with --prompt "
+                f"{workload.reserved} or --phase decode."
             )
 
 

@@ -1,8 +1,8 @@
 """Whether a prefill graph and a decode graph are of one model.
 
 The caches must agree, and the vocabulary. Of the weights, those under one name must be the same,
-as far as their digests tell, and of the small matrices in the decode graph nearly all must be in the
-prefill graph under whatever name, turned or not, where it has any of their shape and type.
+as far as their digests tell, and of the small matrices in the decode graph nearly all must be in
+the prefill graph under whatever name, turned or not, where it has any of their shape and type.
 """
 
 from __future__ import annotations
@@ -101,21 +101,16 @@ def _weights(
             if first[name] != then[name]:
                 return f"weight '{name}' has other values in the one than in the other"
     ours, theirs = (_comparable(b, d) for b, d in zip(bound, digests, strict=True))
-    known = {digests[0][n] for n in ours} | {_turned(bound[0], n) for n in ours}
-    kinds = {_kind(bound[0], n) for n in ours}
-    total = other = 0
-    example = ""
-    for name in theirs:
-        if _kind(bound[1], name) not in kinds:
-            continue
-        size = prod(bound[1].data.consts[name].shape)
-        total += size
-        if digests[1][name] not in known and _turned(bound[1], name) not in known:
-            other += size
-            example = example or name
-    if other > MOST * total:
+    known, kinds = set(digests[0].values()), {_kind(bound[0], n) for n in ours}
+    found = [n for n in theirs if _kind(bound[1], n) in kinds]
+    other = [n for n in found if digests[1][n] not in known]
+    if other:
+        turned = {_turned(bound[0], n) for n in ours}
+        other = [n for n in other if _turned(bound[1], n) not in turned]
+    size, total = (sum(prod(bound[1].data.consts[n].shape) for n in x) for x in (other, found))
+    if size > MOST * total:
         return (
-            f"{other} of {total} elements of the decode graph's weights, those of '{example}' for "
+            f"{size} of {total} elements of the decode graph's weights, those of '{other[0]}' for "
             "example, are not in the prefill graph"
         )
     return ""
