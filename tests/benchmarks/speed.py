@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from meshc.emulator import emulate  # noqa: E402
+from meshc.emulator.lanes import run_lanes  # noqa: E402
 from meshc.ir import codec  # noqa: E402
 from meshc.ir.compiled import Compiled, CompileOptions  # noqa: E402
 from meshc.pipeline import compile as compile_model  # noqa: E402
@@ -129,6 +130,29 @@ def grids(board: Board) -> None:
         board.add(f"{rows}x{cols}: rate", trace.instructions / second, "actions/s")
 
 
+def engines(board: Board) -> None:
+    """The two engines of the emulator on one program, and what more cores cost the faster one."""
+    seconds: dict[int, float] = {}
+    for side in (8, 16, 32, 64):
+        options: dict[str, Any] = {"chip": "test16x16", "solver": "greedy", "phase": "decode"}
+        more = ("rows=64", "cols=64", "core.sram_bytes=4000000")
+        until = 16 if side > 16 else side
+        result, _ = compiled(EXAMPLE, grid=(until, until), overrides=more, **options)
+        program = result.phases["decode"].program
+        if side > 16:  # the same divisions over more lanes: those beyond hold nothing or copies
+            regions = {n: replace(r, rows=side, cols=side) for n, r in program.regions.items()}
+            program = replace(program, regions=regions)
+        run_lanes(program, result.chip)  # compiled once
+        trace, seconds[side] = timed(lambda p=program, c=result.chip: run_lanes(p, c))
+        board.add(f"{side}x{side}: emulate with lanes", seconds[side], "s")
+        if side <= 16:
+            slow, spent = timed(lambda p=program, c=result.chip: emulate(p, c, engine="cores"))
+            board.add(f"{side}x{side}: seconds, cores / lanes", spent / seconds[side], "times")
+            board.add(f"{side}x{side}: cycles, lanes / cores", trace.cycles / slow.cycles, "times")
+        elif side == 64:
+            board.add("lanes, 64x64 / 32x32", seconds[64] / seconds[32], "times")
+
+
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
     flags.add_argument("--quick", action="store_true", help="only the example on test4x4")
@@ -142,6 +166,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             layers(board, Path(folder))
         grids(board)
+        engines(board)
     scale = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**20
     board.add("largest memory of this process", peak, "MiB")
