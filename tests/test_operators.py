@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frontend.models import info, weight, write
 from onnx import helper
 
 from meshc import frontend
 from meshc.operators import operators
-from tests.frontend.models import info, weight, write
 
 Meshc = Callable[..., Any]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frontend.decoders import Sizes, genai, standard, traced
+from frontend.models import step
 
 from meshc import pipeline
 from meshc.frontend import bind, load_model
@@ -18,8 +20,6 @@ from meshc.ir.graph import Graph
 from meshc.partition import auto
 from meshc.patterns import FORMS
 from meshc.run import verify_phase
-from tests.frontend.decoders import Sizes, genai, standard, traced
-from tests.frontend.models import step
 
 LLAMA = {"norm": 5, "rotary": 4, "attention": 2, "gated mlp": 2}
 QK_NORM = {"attention": 2, "gated mlp": 2}  # norm and rotation of a head are one kernel
