@@ -89,7 +89,8 @@ def candidates(
         # The past's own memory is the output's.
         s = Space(s.dims, (s.output, s.inputs[1]), s.output)
     grows = [growing.get(t.name, frozenset()) for t in operands]
-    shapes = [t.shape for t in operands]
+    # A cache that keeps a window may be longer now than at the longest context.
+    shapes = [tuple(map(max, t.shape, graph.tensors[t.name].shape)) for t in operands]
     best: dict[tuple[Layout, ...], Candidate] = {}
     for choice in assignments(s, rows, cols):
         per_dim: list[tuple[Axis, ...]] = [()] * len(s.dims)
