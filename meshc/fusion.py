@@ -2,9 +2,11 @@
 
 A group has one core op. Views (transpose, reshape, slice, expand, concat) in front of it become
 the way it reads its operands, views behind it the way it writes its result; elementwise ops join
-when the core is elementwise or a reduction, which take each element as it comes. What happens
-depends only on the graph's structure, never on its sizes, so that a graph bound for another
-context fuses alike.
+when the core is elementwise or a reduction, which take each element as it comes. A matmul also
+takes what makes its operand from weights or a cache alone (unpacking and scaling of quantised
+ones), so that they stay small in SRAM. Forms (see `meshc.patterns`) let a kernel span reductions,
+whose dimensions it then has whole. What happens depends only on the graph's structure, never on
+its sizes, so that a graph bound for another context fuses alike.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from typing import Any, Literal
 from meshc import patterns
 from meshc.ir.dtypes import size_bytes
 from meshc.ir.graph import Graph, Op, Tensor
+from meshc.ops.passes import VIEWS
 
 PRODUCTS = ("matmul", "experts")  # multiply by weights, which may be stored smaller
 EACH = ("map", "unpack")  # take each element as it comes
-VIEWS = frozenset(("transpose", "reshape", "slice", "expand", "concat"))
 LARGEST = 48  # primitives in a group
 
 

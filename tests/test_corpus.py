@@ -39,8 +39,6 @@ def names() -> list[Any]:
 def test_a_graph_without_flags(
     name: str, recognition: bool, meshc: Callable[..., Any], tmp_path: Path
 ) -> None:
-    if not recognition and name in QUICK[2:]:
-        pytest.skip("as it is; the longer run has the others")
     model, out = CORPUS / f"{name}.onnx", tmp_path / "out"
     flags = ["--chip", "test4x4", "--solver", "greedy", "--quiet"]
     done = meshc(
