@@ -106,3 +106,15 @@ def blocked(m: int, k: int, n: int, count: int) -> tuple[tuple[int, int, int, in
     whole, rest = divmod(m, ROW_BLOCK)
     parts = ((ROW_BLOCK, k, n, count * whole), (rest, k, n, count))
     return tuple(p for p in parts if p[0] and p[3])
+
+
+def along_one_axis(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
+    """Space of an op whose attribute `axis` every lane needs whole; the others are parallel."""
+    (t,) = inputs
+    del output
+    axis = op.attr("axis")
+    dims = tuple(
+        IterDim(f"d{i}", n, "whole" if i == axis else "parallel") for i, n in enumerate(t.shape)
+    )
+    uses = tuple(Use(None) if i == axis else Use(i) for i in range(len(t.shape)))
+    return Space(dims, (uses,), uses)

@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 
 from meshc.ir.dtypes import NUMPY, size_bytes
-from meshc.ir.graph import Op, Tensor
+from meshc.ir.graph import Op
 from meshc.ops.elementwise import vector_dtype
-from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
+from meshc.ops.record import OpRecord, Ranges, Work, along_one_axis
 
 
 def cumulate(x: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.ndarray:
@@ -24,17 +24,6 @@ def cumulate(x: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.nda
         rest = np.take(sums, np.arange(x.shape[axis] - 1), axis=axis)
         sums = np.concatenate([first, rest], axis=axis)
     return np.flip(sums, axis) if reverse else sums
-
-
-def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
-    (t,) = inputs
-    del output
-    axis = op.attr("axis")
-    dims = tuple(
-        IterDim(f"d{i}", n, "whole" if i == axis else "parallel") for i, n in enumerate(t.shape)
-    )
-    uses = tuple(Use(None) if i == axis else Use(i) for i in range(len(t.shape)))
-    return Space(dims, (uses,), uses)
 
 
 def _evaluate(
@@ -61,4 +50,4 @@ def _work(
     )
 
 
-RECORD = OpRecord("scan", _space, _evaluate, _work)
+RECORD = OpRecord("scan", along_one_axis, _evaluate, _work)

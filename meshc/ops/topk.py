@@ -14,9 +14,9 @@ from math import log2, prod
 import numpy as np
 
 from meshc.ir.dtypes import NUMPY, size_bytes
-from meshc.ir.graph import Op, Tensor
+from meshc.ir.graph import Op
 from meshc.ops.elementwise import vector_dtype
-from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
+from meshc.ops.record import OpRecord, Ranges, Work, along_one_axis
 
 
 def select(x: np.ndarray, axis: int, k: int, largest: bool, last: bool, result: str) -> np.ndarray:
@@ -37,17 +37,6 @@ def select(x: np.ndarray, axis: int, k: int, largest: bool, last: bool, result: 
         order = np.flip(order, axis)
     picked = np.take(order, np.arange(k), axis=axis).astype(np.int64)
     return np.take_along_axis(x, picked, axis) if result == "values" else picked
-
-
-def _space(op: Op, inputs: Sequence[Tensor], output: Tensor) -> Space:
-    (t,) = inputs
-    del output
-    axis = op.attr("axis")
-    dims = tuple(
-        IterDim(f"d{i}", n, "whole" if i == axis else "parallel") for i, n in enumerate(t.shape)
-    )
-    uses = tuple(Use(None) if i == axis else Use(i) for i in range(len(t.shape)))
-    return Space(dims, (uses,), uses)
 
 
 def _evaluate(
@@ -80,4 +69,4 @@ def _work(
     )
 
 
-RECORD = OpRecord("topk", _space, _evaluate, _work)
+RECORD = OpRecord("topk", along_one_axis, _evaluate, _work)

@@ -180,7 +180,7 @@ def _better_form(trial: _Trial, model: CostModel, options: Options) -> _Trial:
             phases = list(best.phases)
             less = tuple(f for f in phases[at].form if f != form)
             phases[at] = phases[at].in_form(less)
-            if phases[at].full.dump() == best.phases[at].full.dump():
+            if phases[at].full.segments == best.phases[at].full.segments:
                 continue  # nothing in this graph takes the form
             found = _solve(
                 phases, model, trial.rows, trial.cols, trial.stages, quick, options.solver
