@@ -12,7 +12,7 @@ import difflib
 import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from meshc.emulator.batch import Batch
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
+from meshc.trafficids import Ids, key_of
 
 MESSAGES = ("id", "ready_cycle", "src_row", "src_col", "dst_row", "dst_col", "bytes")
 TRANSFERS = ("start_cycle", "src_x", "src_y", "dst_x", "dst_y", "noc", "bytes", "kind")
@@ -31,25 +32,6 @@ LONGEST_ID = 100
 LATEST = 1 << 40  # cycles are also counted in parts of them
 BLOCK_BYTES = 1 << 22
 TEXTS = ("id", "after", "kind")  # columns that need not be numbers
-
-
-@dataclass
-class Columns:
-    """Blocks of columns while a file is read.
-
-    ids: as numbers, or as bytes where some id is none; empty for transfers.
-    later, after: messages that wait, and each id that they wait for.
-    """
-
-    numbers: dict[str, list[NDArray[np.int64]]] = field(default_factory=dict)
-    ids: list[NDArray[Any]] = field(default_factory=list)
-    later: list[NDArray[np.int64]] = field(default_factory=list)
-    after: list[NDArray[Any]] = field(default_factory=list)
-    lines: list[NDArray[np.int64]] = field(default_factory=list)  # of each message
-    count: int = 0
-
-    def column(self, name: str) -> NDArray[np.int64]:
-        return np.concatenate(self.numbers[name])
 
 
 @contextmanager
@@ -106,56 +88,151 @@ def header_of(path: Path, line: bytes) -> tuple[str, ...]:
     return names
 
 
-def read_traffic(path: Path, chip: ChipSpec) -> Batch:
-    """The messages of a file for a chip.
+class TrafficReader:
+    """The messages of a file for a chip, block by block.
 
+    count: messages that were read.   waits: whether the file says which messages wait for others.
     Raises InputError with the line for whatever is not as it should be.
     """
-    columns = Columns()
-    names: tuple[str, ...] = ()
-    line = 1
+
+    def __init__(self, path: Path, chip: ChipSpec) -> None:
+        self.path = path
+        self.chip = chip
+        self.count = 0
+        self.waits = False
+        self._ids = Ids()
+        self._later: list[NDArray[Any]] = []
+        self._keys: list[NDArray[Any]] = []
+
+    def batches(self) -> Iterator[Batch]:
+        """The messages of each block, without those that they wait for."""
+        names: tuple[str, ...] = ()
+        line = 1
+        with opened(self.path) as file:
+            for block in blocks(file):
+                lines = block.count(b"\n")
+                if not names:
+                    first, _, block = block.partition(b"\n")
+                    names = header_of(self.path, first)
+                    self.waits = "after" in names
+                    if block.strip():
+                        yield self._read_block(block, names, 2)
+                elif block.strip():
+                    yield self._read_block(block, names, line)
+                line += lines
+        if not names:
+            raise InputError(
+                f"Traffic file {self.path} is empty; begin it with {','.join(MESSAGES)}."
+            )
+        if self.count == 0:
+            raise InputError(
+                f"Traffic file {self.path} has no messages; give it at least one line."
+            )
+
+    def _read_block(self, block: bytes, names: tuple[str, ...], line: int) -> Batch:
+        """Read a block that begins at a line, at once if it is plain numbers, else by lines."""
+        part = _numbers(self.path, block, names, line) or _lines(self.path, block, names, line)
+        if "id" in names:
+            self._ids.add(part.keys)
+        if len(part.after):
+            self._later.append((part.later + self.count).astype(np.uint32))
+            self._keys.append(part.after)
+        self.count += len(part.lines)
+        return _batch(self.path, part, self.chip)
+
+    def pairs(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Pairs of a message and one that must have arrived before it. Ids must differ."""
+        twice = self._ids.twice()
+        if twice is not None:
+            line, fields = line_of(self.path, twice)
+            raise InputError(
+                f"{self.path}, line {line}: id '{fields['id'][:40]}' was used before; give each "
+                "message its own."
+            )
+        none = np.zeros(0, np.uint32)
+        later = np.concatenate([none, *self._later])
+        earlier, found = self._ids.find(np.concatenate([none.astype(np.int64), *self._keys]))
+        wrong = ~found | (earlier == later)
+        if wrong.any():
+            self._refuse_after(int(later[int(np.argmax(wrong))]))
+        self._later, self._keys = [], []
+        return later, earlier
+
+    def _refuse_after(self, number: int) -> None:
+        """Say which id in a message's `after` is none."""
+        line, fields = line_of(self.path, number)
+        what = "itself"
+        for name in fields["after"].split(";"):
+            earlier, found = self._ids.find(np.array([key_of(name.strip())]))
+            if not found[0]:
+                what = f"'{name.strip()[:40]}', but there is no such id"
+                break
+            if earlier[0] == number:
+                break
+        raise InputError(
+            f"{self.path}, line {line}: the message comes after {what}; name other messages "
+            "of the file, separated by semicolons."
+        )
+
+
+def line_of(path: Path, number: int) -> tuple[int, dict[str, str]]:
+    """Where a message stands in its file, and the fields of that line by name."""
+    count = -2
+    line = 0
+    names: list[str] = []
     with opened(path) as file:
         for block in blocks(file):
-            if not names:
-                first, _, block = block.partition(b"\n")
-                names = header_of(path, first)
-                line = 2
-            if block.strip():
-                _read_block(path, block, names, line, columns)
-            line += block.count(b"\n")
-    if not names:
-        raise InputError(f"Traffic file {path} is empty; begin it with {','.join(MESSAGES)}.")
-    if columns.count == 0:
-        raise InputError(f"Traffic file {path} has no messages; give it at least one line.")
-    return _batch(path, names, columns, chip)
+            for text in block.removesuffix(b"\n").split(b"\n"):
+                line += 1
+                count += bool(text.strip()) or line == 1
+                if line == 1 or count == number:
+                    fields = next(csv.reader([text.decode("utf-8-sig").rstrip("\r")]), [])
+                    if line > 1:
+                        fields += [""] * (len(names) - len(fields))
+                        values = (field.strip() for field in fields)
+                        return line, dict(zip(names, values, strict=False))
+                    names = [name.strip() for name in fields]
+    raise InputError(f"{path} was changed while it was read; start again.")
 
 
-def _read_block(
-    path: Path, block: bytes, names: tuple[str, ...], line: int, columns: Columns
-) -> None:
-    """Read a block that begins at a line, at once if it is plain numbers, else line by line."""
-    table = _numbers(block, len(names)) if not set(names) & {"after", "kind"} else None
-    if table is None:
-        _read_lines(path, block, names, line, columns)
-        return
-    for k, name in enumerate(names):
-        values = table[:, k]
-        if name == "id":
-            columns.ids.append(values.copy())
-        else:
+@dataclass(frozen=True)
+class Part:
+    """A block of messages as columns.
+
+    keys: what stands for the ids.   later, after: messages that wait, counted from the block's
+    first one, and what stands for each id that they wait for.   lines: of each message.
+    """
+
+    numbers: dict[str, NDArray[np.int64]]
+    keys: NDArray[np.int64]
+    later: NDArray[Any]
+    after: NDArray[np.int64]
+    lines: NDArray[np.int64]
+
+
+def _numbers(path: Path, block: bytes, names: tuple[str, ...], line: int) -> Part | None:
+    """A block if every line has as many whole numbers as there are columns and nothing else."""
+    from meshc.emulator.tables import parse, parse_after
+
+    if "kind" in names:
+        return None
+    text = np.frombuffer(block, np.uint8)
+    numbers = [name for name in names if name != "after"]
+    table = np.empty((block.count(b"\n") + 1, len(numbers)), np.int64)
+    pairs = len(table) + block.count(b";") if "after" in names else 0
+    later, after = np.empty(pairs, np.uint32), np.empty(pairs, np.int64)
+    if "after" in names:
+        rows, pairs = parse_after(text, table, names.index("after"), later, after)
+    else:
+        rows = parse(text, table)
+    if rows < 0:
+        return None
+    columns = {name: table[:rows, k].copy() for k, name in enumerate(numbers)}
+    for name, values in columns.items():
+        if name != "id":
             _check_range(path, name, values, line)
-            columns.numbers.setdefault(name, []).append(values.copy())
-    columns.lines.append(np.arange(line, line + len(table)))
-    columns.count += len(table)
-
-
-def _numbers(block: bytes, width: int) -> NDArray[np.int64] | None:
-    """A block as a table if every line has so many whole numbers and nothing else."""
-    from meshc.emulator.tables import parse
-
-    table = np.empty((block.count(b"\n") + 1, width), np.int64)
-    rows = parse(np.frombuffer(block, np.uint8), table)
-    return None if rows < 0 else table[:rows]
+    keys = columns.pop("id", np.zeros(0, np.int64))
+    return Part(columns, keys, later[:pairs], after[:pairs], np.arange(line, line + rows))
 
 
 def _limits(name: str) -> tuple[int, int]:
@@ -178,9 +255,8 @@ def _refuse(path: Path, line: int, name: str, text: str) -> None:
     )
 
 
-def _read_lines(
-    path: Path, block: bytes, names: tuple[str, ...], line: int, columns: Columns
-) -> None:
+def _lines(path: Path, block: bytes, names: tuple[str, ...], line: int) -> Part:
+    """A block line by line."""
     try:
         text = block.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -190,9 +266,9 @@ def _read_lines(
         ) from None
     numeric = [name for name in names if name not in TEXTS]
     rows: dict[str, list[int]] = {name: [] for name in numeric}
-    ids: list[str] = []
+    ids: list[int] = []
     later: list[int] = []
-    after: list[str] = []
+    after: list[int] = []
     numbers: list[int] = []
     at = {name: k for k, name in enumerate(names)}
     for number, source in enumerate(text.split("\n"), line):
@@ -221,21 +297,19 @@ def _read_lines(
             assert value is not None
             rows[name].append(value)
         if "id" in at:
-            ids.append(_id(path, number, fields[at["id"]]))
+            ids.append(key_of(_id(path, number, fields[at["id"]])))
         if "after" in at and fields[at["after"]].strip():
             others = dict.fromkeys(name.strip() for name in fields[at["after"]].split(";"))
-            after += others
-            later += [columns.count + len(numbers)] * len(others)
+            after += map(key_of, others)
+            later += [len(numbers)] * len(others)
         numbers.append(number)
-    for name in numeric:
-        columns.numbers.setdefault(name, []).append(np.array(rows[name], np.int64))
-    if "id" in at:
-        columns.ids.append(_keys(ids))
-    if after:
-        columns.later.append(np.array(later, np.int64))
-        columns.after.append(_keys(after))
-    columns.lines.append(np.array(numbers, np.int64))
-    columns.count += len(numbers)
+    return Part(
+        {name: np.array(rows[name], np.int64) for name in numeric},
+        np.array(ids, np.int64),
+        np.array(later, np.uint32),
+        np.array(after, np.int64),
+        np.array(numbers, np.int64),
+    )
 
 
 def _whole(text: str) -> int | None:
@@ -259,23 +333,15 @@ def _id(path: Path, line: int, text: str) -> str:
     return text
 
 
-def _keys(names: list[str]) -> NDArray[Any]:
-    """Ids as numbers if all are, else as bytes."""
-    if all(name.isascii() and name.isdigit() and len(name) < 16 for name in names):
-        return np.array(names, np.int64)
-    return np.array([name.encode() for name in names])
-
-
-def _batch(path: Path, names: tuple[str, ...], columns: Columns, chip: ChipSpec) -> Batch:
-    """Put the columns together and check what concerns several lines or the chip."""
-    transfers = "start_cycle" in names
-    rows = columns.column("src_y" if transfers else "src_row")
-    cols = columns.column("src_x" if transfers else "src_col")
-    to_rows = columns.column("dst_y" if transfers else "dst_row")
-    to_cols = columns.column("dst_x" if transfers else "dst_col")
-    network = columns.column("noc") if transfers else np.zeros(columns.count, np.int64)
-    lines = columns.lines
-    sized = columns.column("bytes")
+def _batch(path: Path, part: Part, chip: ChipSpec) -> Batch:
+    """Check what concerns the chip."""
+    transfers = "start_cycle" in part.numbers
+    rows = part.numbers["src_y" if transfers else "src_row"]
+    cols = part.numbers["src_x" if transfers else "src_col"]
+    to_rows = part.numbers["dst_y" if transfers else "dst_row"]
+    to_cols = part.numbers["dst_x" if transfers else "dst_col"]
+    network = part.numbers["noc"] if transfers else np.zeros(len(rows), np.int64)
+    sized = part.numbers["bytes"]
     for values, limit, what in (
         (rows, chip.rows, "src_y" if transfers else "src_row"),
         (cols, chip.cols, "src_x" if transfers else "src_col"),
@@ -286,81 +352,20 @@ def _batch(path: Path, names: tuple[str, ...], columns: Columns, chip: ChipSpec)
         if (values >= limit).any():
             at = int(np.argmax(values >= limit))
             raise InputError(
-                f"{path}, line {np.concatenate(lines)[at]}: {what} is {values[at]}, but chip "
+                f"{path}, line {part.lines[at]}: {what} is {values[at]}, but chip "
                 f"'{chip.name}' has them from 0 to {limit - 1}; correct it or take another chip."
             )
     least = min(chip.noc.link_bytes_per_cycle, chip.noc.flit_bytes or LARGEST)
-    if int(sized.max()) / least > 2**31:
+    if int(sized.max(initial=0)) / least > 2**31:
         at = int(sized.argmax())
         raise InputError(
-            f"{path}, line {np.concatenate(lines)[at]}: bytes is {sized[at]}, which takes more "
+            f"{path}, line {part.lines[at]}: bytes is {sized[at]}, which takes more "
             f"than {2**31} cycles on a link of chip '{chip.name}'; split the message."
         )
-    later, earlier = _dependencies(path, columns, transfers)
     return Batch(
-        columns.column("start_cycle" if transfers else "ready_cycle"),
+        part.numbers["start_cycle" if transfers else "ready_cycle"],
         (rows * chip.cols + cols).astype(np.int32),
         (to_rows * chip.cols + to_cols).astype(np.int32),
         sized,
         network.astype(np.int32),
-        later,
-        earlier,
-    )
-
-
-def _dependencies(
-    path: Path, columns: Columns, transfers: bool
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Pairs of a message and one that must have arrived before it. Ids must differ."""
-    none = np.zeros(0, np.int32)
-    if transfers:
-        return none, none
-    ids = _joined(columns.ids)
-    if not columns.after and ids.dtype.kind == "i" and bool((ids[1:] > ids[:-1]).all()):
-        return none, none  # the usual case: numbered in order
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    same = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if len(same):
-        first = int(order[same + 1].min())
-        _refuse_twice(path, columns, _shown(ids[first]), first)
-    if not columns.after:
-        return none, none
-    later, after = np.concatenate(columns.later), _joined(columns.after)
-    if after.dtype.kind != ids.dtype.kind:
-        ids, after = _joined([ids, after[:0].astype("S")]), _joined([after, ids[:0].astype("S")])
-        order = np.argsort(ids, kind="stable")
-        ordered = ids[order]
-    place = np.minimum(np.searchsorted(ordered, after), len(ids) - 1)
-    earlier = order[place]
-    wrong = (ordered[place] != after) | (earlier == later)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        line = np.concatenate(columns.lines)[later[at]]
-        what = f"'{_shown(after[at])[:40]}', but there is no such id"
-        if ordered[place[at]] == after[at]:
-            what = "itself"
-        raise InputError(
-            f"{path}, line {line}: the message comes after {what}; name other messages "
-            "of the file, separated by semicolons."
-        )
-    return later.astype(np.int32), earlier.astype(np.int32)
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Ids of all blocks: numbers if all are, else bytes."""
-    if all(part.dtype.kind == "i" for part in parts):
-        return np.concatenate(parts)
-    return np.concatenate([part.astype("S") for part in parts])
-
-
-def _shown(key: Any) -> str:
-    """An id as text."""
-    return key.decode() if isinstance(key, bytes) else str(key)
-
-
-def _refuse_twice(path: Path, columns: Columns, name: str, number: int) -> None:
-    line = np.concatenate(columns.lines)[number]
-    raise InputError(
-        f"{path}, line {line}: id '{name[:40]}' was used before; give each message its own."
     )

@@ -10,10 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from meshc import chips, cli, noc
-from meshc.traffic import read_traffic
+from meshc import arrivals, chips, cli, noc, traffic
+from meshc.emulator import spool
+from meshc.emulator.batch import Batch
+from meshc.ir.chip import ChipSpec
+from meshc.traffic import TrafficReader
 
 WORMHOLE = Path(__file__).parents[2] / "shared" / "groundtruth" / "wormhole"
 HEADER = "id,ready_cycle,src_row,src_col,dst_row,dst_col,bytes"
@@ -31,6 +35,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return Path("t.csv")
 
     return file
+
+
+def read_traffic(path: Path, spec: ChipSpec) -> Batch:
+    """A file of one block."""
+    (batch,) = TrafficReader(path, spec).batches()
+    return batch
 
 
 def test_rows_come_back_with_their_times(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,3 +218,69 @@ def test_fractions_of_cycles_are_written(write: Write) -> None:
         "a,0,0,0,0,1,8,0,5.5,1",
         "b,1,0,0,0,0,8,1,5,0",
     ]
+
+
+@pytest.mark.parametrize("finite", [0, 4])
+def test_what_does_not_fit_into_memory_gives_the_same(
+    write: Write, monkeypatch: pytest.MonkeyPatch, finite: int
+) -> None:
+    """Blocks, runs, slots and parts of a few messages against all at once; ids in no order,
+    messages in no order of time, some of them after others."""
+    rng = np.random.default_rng(3)
+    ids = rng.permutation(2000)
+    ready = np.sort(rng.integers(0, 4000, 2000))
+    lines = []
+    for k in rng.permutation(2000).tolist():
+        waits = ";".join(str(ids[n]) for n in {max(0, k - 9), max(0, k - 30)} if k > 50 and k % 4)
+        row = [ids[k], ready[k] + 8 * k, *rng.integers(0, 4, 4), rng.integers(1, 90), waits]
+        lines.append(",".join(map(str, row)) + "\n")
+    write(f"{HEADER},after\n" + "".join(lines))
+    spec = chips.load_chip("test4x4", {"noc.buffer_flits": str(finite)})
+    whole = noc.run_file(Path("t.csv"), spec, Path("whole.csv"))
+    monkeypatch.setattr(traffic, "BLOCK_BYTES", 3000)
+    monkeypatch.setattr(spool, "RUN", 100)
+    monkeypatch.setattr(spool, "SLOTS", 100)
+    monkeypatch.setattr(arrivals, "PART", 64)
+    parts = noc.run_file(Path("t.csv"), spec, Path("parts.csv"))
+    assert Path("parts.csv").read_bytes() == Path("whole.csv").read_bytes()
+    keep = ("seconds",)
+    assert [v for k, v in parts.record().items() if k not in keep] == [
+        v for k, v in whole.record().items() if k not in keep
+    ]
+
+
+def test_lists_of_ids_are_read_at_once_and_line_by_line_alike(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = chips.load_chip("test4x4")
+    text = f"{HEADER},after\n7,0,0,0,1,1,9,\n8,0,0,0,1,1,9\n3,0,0,0,1,1,9,7;8\n4,0,0,0,1,1,9,8\n"
+    found = []
+    for body in (text, text.replace("\n", "\r\n"), text.replace(";", " ; ")):
+        reader = TrafficReader(write(body), spec)
+        assert sum(map(len, reader.batches())) == 4
+        found.append([pair.tolist() for pair in reader.pairs()])
+    assert found == [[[2, 2, 3], [0, 1, 1]]] * 3
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_messages(tmp_path: Path) -> None:
+    """Three times as many messages, in a process of their own, take no more than 20 MB more."""
+    peaks = []
+    for count in (700_000, 2_100_000):
+        rng = np.random.default_rng(1)
+        ready = np.arange(count) // 6
+        ends = rng.integers(0, 16, (4, count))
+        table = np.stack([np.arange(count), ready, *ends, np.full(count, 4)], axis=1)
+        file = tmp_path / "t.csv"
+        np.savetxt(file, table, "%d", ",", header=HEADER, comments="")
+        # A new process begins with the peak of the one that starts it; one between is small.
+        between = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+        command = [sys.executable, "-m", "meshc.cli", "noc", str(file), "--chip", "test16x16"]
+        done = subprocess.run(
+            [sys.executable, "-c", between, *command, "--json", "-o", str(tmp_path / "o.csv")],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(json.loads(done.stdout)["peak_rss_bytes"])
+    assert peaks[1] < peaks[0] + 20e6

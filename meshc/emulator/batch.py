@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshc.ir.chip import ChipSpec
+
 Ints = NDArray[np.int64]
 Shorts = NDArray[np.int32]
 
@@ -36,25 +38,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ready)
 
-    def queues(self, cores: int) -> tuple[Shorts, Ints]:
-        """Messages by (network, source), each in order of ready time, then of number; and where in
-        them each source's part starts, of shape (networks · cores + 1,)."""
-        port = self.network.astype(np.int64) * cores + self.source
-        order = np.lexsort((self.ready, port)).astype(np.int32)
-        networks = int(self.network.max(initial=0)) + 1
-        starts = np.searchsorted(port[order], np.arange(networks * cores + 1))
-        return order, starts.astype(np.int64)
-
-    def wakes(self) -> tuple[Shorts, Ints, Shorts]:
-        """Messages that wait, by the message that they wait for; where each one's part starts, of
-        shape (messages + 1,), or (1,) if none waits; and for how many each message waits."""
-        if not len(self.later):
-            return _none(), np.zeros(1, np.int64), np.zeros(len(self), np.int32)
-        order = np.argsort(self.earlier, kind="stable")
-        starts = np.searchsorted(self.earlier[order], np.arange(len(self) + 1))
-        waits = np.bincount(self.later, minlength=len(self)).astype(np.int32)
-        return self.later[order], starts.astype(np.int64), waits
-
 
 @dataclass(frozen=True)
 class Times:
@@ -79,3 +62,40 @@ class Times:
     @property
     def makespan_cycles(self) -> float:
         return float(self.arrive.max(initial=0))
+
+
+def flit_bytes(chip: ChipSpec) -> float:
+    """Bytes that cross a link together; flits narrower than a link cross it side by side."""
+    noc = chip.noc
+    return max(noc.flit_bytes or noc.link_bytes_per_cycle, noc.link_bytes_per_cycle)
+
+
+def flits_of(chip: ChipSpec, sizes: Ints) -> Shorts:
+    """Flits of messages of so many bytes."""
+    return np.maximum(1, np.ceil(sizes / flit_bytes(chip))).astype(np.int32)
+
+
+def links_between(chip: ChipSpec, source: NDArray[Any], target: NDArray[Any]) -> Shorts:
+    """Links between routers (network · cores + core) that messages take; one, and those between
+    chips, where all cores are one hop apart."""
+    noc = chip.noc
+    plane = chip.rows * chip.cols
+    odd = source // plane % 2 == 1
+    row, col = (x.astype(np.int32) for x in np.divmod(source % plane, chip.cols))
+    to_row, to_col = (x.astype(np.int32) for x in np.divmod(target % plane, chip.cols))
+    total = np.zeros(len(source), np.int32)
+    for here, there, size in ((row, to_row, chip.rows), (col, to_col, chip.cols)):
+        if noc.topology != "torus":
+            total += np.abs(there - here)
+            continue
+        ahead = (there - here) % size
+        if noc.one_way:
+            total += np.where(odd, (here - there) % size, ahead)
+        else:
+            total += np.where(2 * ahead <= size, ahead, size - ahead)
+    if noc.topology == "exchange":
+        total[:] = 1
+        if chip.seams is not None:
+            total += np.abs(to_row // chip.seams.rows - row // chip.seams.rows)
+            total += np.abs(to_col // chip.seams.cols - col // chip.seams.cols)
+    return total

@@ -32,7 +32,9 @@ def cache_folder() -> str | None:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     sources = [*here.glob("router*.py"), *here.glob("lanes/*.py")]
-    sources += [here / name for name in ("queues.py", "tables.py", "sizes.py", "compiled.py")]
+    sources += [
+        here / name for name in ("queues.py", "tables.py", "sizes.py", "compiled.py", "waits.py")
+    ]
     for file in sorted(sources):
         digest.update(file.read_bytes())
     name = f"meshc-{digest.hexdigest()[:16]}"

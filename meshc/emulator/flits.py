@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator import router_state as rules
-from meshc.emulator.batch import Batch, Times
-from meshc.emulator.messages import links_used
+from meshc.emulator.batch import Batch, Times, flit_bytes, links_between
 from meshc.emulator.network import cycle_limit_error
 from meshc.emulator.router import advance
 from meshc.emulator.router_paths import alone, count_flits
-from meshc.emulator.router_sources import offer_first
+from meshc.emulator.router_sources import offer_to
 from meshc.emulator.router_state import NONE, PACE, State
+from meshc.emulator.sinks import Sink, run_batch
+from meshc.emulator.spool import RECORD, Feed, Records, Spool
+from meshc.emulator.waits import Waits, no_waits
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
 
@@ -103,17 +105,6 @@ def _turns() -> NDArray[np.uint8]:
     return table
 
 
-def flit_bytes(chip: ChipSpec) -> float:
-    """Bytes that cross a link together; flits narrower than a link cross it side by side."""
-    noc = chip.noc
-    return max(noc.flit_bytes or noc.link_bytes_per_cycle, noc.link_bytes_per_cycle)
-
-
-def flits_of(chip: ChipSpec, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Flits of messages of so many bytes."""
-    return np.maximum(1, np.ceil(sizes / flit_bytes(chip))).astype(np.int32)
-
-
 def neighbours(chip: ChipSpec) -> NDArray[np.int32]:
     """Of each core and direction (east, west, south, north) the neighbour, -1 at an edge."""
     rows, cols = chip.rows, chip.cols
@@ -127,9 +118,8 @@ def neighbours(chip: ChipSpec) -> NDArray[np.int32]:
     return ends
 
 
-def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
-    """The network at cycle 0 with all messages at their sources, and which message of the batch
-    each of the state's messages is."""
+def make_state(chip: ChipSpec) -> State:
+    """The network at cycle 0, without messages."""
     noc = chip.noc
     if noc.virtual_channels > 32:
         raise InputError(
@@ -180,7 +170,6 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     table["sense"] = 1 - 2 * odd if noc.one_way and noc.topology == "torus" else 0
     table["channel"] = channels - 1
     buffers = np.zeros((routers * 8) << shift, rules.BUFFER)
-    order, messages, wake = _messages(chip, batch, plane, table)
 
     longest = int((links["reach"] + links["back"]).max()) + timing.linger
     wheel = 1 << max(longest, 4).bit_length()
@@ -202,8 +191,9 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
     state = State(
         clock=clock,
         turns=_turns(),
-        messages=messages,
-        wake=wake,
+        messages=np.zeros(1, RECORD),
+        rest=room(routers),
+        waits=no_waits(),
         flights=np.zeros(0, rules.FLIGHT),
         links=links,
         routers=table,
@@ -220,7 +210,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         source_list=room(routers),
         fresh=room(routers * 5 * channels),
         guess=room(routers * 5),
-        news=room(NEWS_ROOM + routers),
+        news=np.zeros(NEWS_ROOM + routers, rules.NEWS),
         chosen=room(64),
         sleep_time=np.zeros(routers + 1, np.int64),
         sleeper=room(routers + 1),
@@ -234,8 +224,7 @@ def make_state(chip: ChipSpec, batch: Batch) -> tuple[NDArray[np.int32], State]:
         route_end=ends_of(16),
         route_buffer=room(wheel * routers * 16 if timing.route else 1),
     )
-    offer_first(state)
-    return order, more_flights(state)
+    return more_flights(state)
 
 
 def more_flights(state: State) -> State:
@@ -249,14 +238,6 @@ def more_flights(state: State) -> State:
     clock["free_flight"] = have
     clock["free_flights"] += new
     return state._replace(flights=flights)
-
-
-def carried(state: State) -> NDArray[np.float64]:
-    """Busy cycles of each link."""
-    flits = np.zeros(len(state.links), np.int64)
-    count_flits(state, flits)
-    busy: NDArray[np.float64] = flits * (state.lanes["pace"] / PACE)
-    return busy
 
 
 def _pace(flit: float, rate: float) -> int:
@@ -295,63 +276,77 @@ def _seams(
                 slots["spent"][one << shift : (one + 1) << shift] = -2 * extra
 
 
-def _messages(
-    chip: ChipSpec, batch: Batch, plane: int, table: rules.Records
-) -> tuple[NDArray[np.int32], rules.Records, NDArray[np.uint32]]:
-    order, starts = batch.queues(plane)
-    messages = np.zeros(len(batch), rules.MESSAGE)
-    messages["ready"] = batch.ready[order] + Timing.on(chip).lag
-    messages["inject"] = messages["arrive"] = -1
-    messages["router"] = (batch.network * plane + batch.source)[order]
-    messages["target"] = (batch.network * plane + batch.target)[order]
-    messages["flits"] = flits_of(chip, batch.bytes)[order]
-    used = len(starts) - 1
-    table["place"][:used], table["place_end"][:used] = starts[:-1], starts[1:]
-    wake = np.zeros(1, np.uint32)
-    if len(batch.later):
-        place = np.empty(len(batch), np.uint32)
-        place[order] = np.arange(len(batch))
-        later, starts, waits = batch.wakes()
-        wake, messages["waits"] = place[later], waits[order]
-        messages["wake_start"], messages["wake_end"] = starts[:-1][order], starts[1:][order]
-    return order, messages, wake
+class Routers:
+    """A chip's network with finite buffers."""
+
+    def __init__(self, chip: ChipSpec) -> None:
+        self.chip = chip
+        self._state = make_state(chip)
+        self._timing = Timing.on(chip)
+        self._flits = np.zeros(len(self._state.links), np.int64)  # that each link carried
+
+    def alone(self, records: Records) -> NDArray[np.float64]:
+        """Cycles of each message in an empty network."""
+        timing = self._timing
+        cycles = np.zeros(len(records), np.int64)
+        alone(self._state, records, timing.ahead, cycles)
+        return (cycles + timing.lag + timing.linger + self._late(records)).astype(float)
+
+    def _late(self, records: Records) -> NDArray[np.int64]:
+        """Cycles to add to arrivals."""
+        timing = self._timing
+        late = np.full(len(records), timing.late)
+        if timing.late_per_hop:
+            late += timing.late_per_hop * links_between(
+                self.chip, records["source"], records["target"]
+            )
+        return late
+
+    def run(self, spool: Spool, waits: Waits, sink: Sink, cycle_limit: int | None) -> int:
+        """Send all messages and tell the sink of those that arrive; returns how many are stuck."""
+        state = self._state
+        clock = state.clock[0]
+        feed = Feed(spool, state.routers["place"], state.routers["place_end"], state.rest)
+        state = state._replace(messages=feed.slots, waits=waits)
+        offer_to(state, spool.sources.astype(np.int64), -1)
+        until = (1 << 62) if cycle_limit is None else cycle_limit + 1
+        while True:
+            more = advance(state, until, NEWS_ROOM)
+            if clock["news_count"]:
+                self._tell(state, sink)
+            if clock["hungry"]:
+                clock["hungry"] = 0
+                offer_to(state, np.array(feed.refill(), np.int64), clock["now"] - 1)
+                more = True
+            if not more:
+                break
+            if clock["free_flights"] < clock["routers"]:
+                state = more_flights(state)
+            elif clock["now"] >= until:
+                raise cycle_limit_error(cycle_limit or 0)
+        self._state = state
+        self.unsent = feed.left()
+        return int(clock["injected"] - clock["delivered"])
+
+    def _tell(self, state: State, sink: Sink) -> None:
+        """Tell of messages that have arrived."""
+        news = state.news[: state.clock[0]["news_count"]]
+        count_flits(state, news, self._flits)
+        news["inject"] -= self._timing.lag
+        news["arrive"] += self._late(news)
+        sink.add(news)
+        state.clock[0]["news_count"] = 0
+
+    def busy(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Busy cycles of links, injection ports and ejection ports."""
+        shape = (self.chip.noc.networks, self.chip.rows, self.chip.cols)
+        routers = len(self._state.routers)
+        busy = self._flits * (self._state.lanes["pace"] / PACE)
+        out = busy[: routers * 8].reshape(*shape, 8)
+        into = busy[routers * 8 :].reshape(shape)
+        return out[..., :4].copy(), into.copy(), out[..., 4].copy()
 
 
 def run_flits(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> Times:
     """Send a batch through a chip's network with finite buffers."""
-    order, state = make_state(chip, batch)
-    timing = Timing.on(chip)
-    late = timing.late + timing.late_per_hop * links_used(chip, batch)
-    cycles = np.zeros(len(batch), np.int64)
-    alone(state, timing.ahead, cycles)
-    cycles += timing.lag + timing.linger
-    unloaded = np.empty(len(batch))
-    unloaded[order] = cycles
-    unloaded += late
-    clock = state.clock[0]
-    until = (1 << 62) if cycle_limit is None else cycle_limit + 1
-    while advance(state, until, NEWS_ROOM):
-        clock["news_count"] = 0
-        if clock["free_flights"] < clock["routers"]:
-            state = more_flights(state)
-        elif clock["now"] >= until:
-            raise cycle_limit_error(cycle_limit or 0)
-    inject = np.empty(len(batch), np.int64)
-    arrive = np.empty(len(batch), np.int64)
-    inject[order] = state.messages["inject"]
-    inject[inject >= 0] -= timing.lag
-    arrive[order] = state.messages["arrive"]
-    arrive[arrive >= 0] += late[arrive >= 0]
-    shape = (chip.noc.networks, chip.rows, chip.cols)
-    routers = int(clock["routers"])
-    busy = carried(state)
-    out = busy[: routers * 8].reshape(*shape, 8)
-    return Times(
-        inject,
-        arrive,
-        out[..., :4].copy(),
-        busy[routers * 8 :].reshape(shape).copy(),
-        out[..., 4].copy(),
-        unloaded,
-        int(clock["injected"] - clock["delivered"]),
-    )
+    return run_batch(Routers(chip), batch, cycle_limit)

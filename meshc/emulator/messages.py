@@ -2,47 +2,63 @@
 
 from __future__ import annotations
 
-from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshc.emulator.batch import Batch, Times
+from meshc.emulator.batch import Batch, Times, links_between
 from meshc.emulator.paths import Paths
+from meshc.emulator.spool import records_of
 from meshc.errors import InputError
 from meshc.ir.chip import ChipSpec
 from meshc.ir.routing import Route
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from meshc.emulator.sinks import Engine
 
 
-def send_messages(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> Times:
-    """When each message of a batch leaves and arrives.
+def network_of(chip: ChipSpec) -> Engine:
+    """A chip's network, empty.
 
     Where the chip's `buffer_flits` is 0, buffers are unlimited (`queues`); otherwise routers work
     flit by flit (`flits`). An exchange has no routers and so no buffers.
+    """
+    if finite(chip):
+        from meshc.emulator.flits import Routers
+
+        return Routers(chip)
+    from meshc.emulator.queues import Unlimited
+
+    return Unlimited(chip)
+
+
+def check_sent(network: Engine, stuck: int) -> None:
+    """Raise InputError if messages never arrived after a run."""
+    chip = network.chip
+    if stuck:
+        raise InputError(
+            f"{stuck} messages block each other's buffers in a circle on chip '{chip.name}', "
+            f"a {chip.noc.topology} with {chip.noc.virtual_channels} virtual channel(s); give it "
+            "two or more, or buffer_flits = 0."
+        )
+    count, first = network.unsent
+    if count:
+        raise CircleError(first, count)
+
+
+def send_messages(chip: ChipSpec, batch: Batch, cycle_limit: int | None = None) -> Times:
+    """When each message of a batch leaves and arrives, as `network_of` says.
 
     Raises InputError where messages cross dead cores, wait for each other in a circle, or block
     each other's buffers for ever, and past the cycle limit.
     """
+    from meshc.emulator.sinks import run_batch
+
     check_paths(chip, batch)
-    if finite(chip):
-        from meshc.emulator.flits import run_flits
-
-        times = run_flits(chip, batch, cycle_limit)
-    else:
-        from meshc.emulator.queues import run_queues
-
-        times = run_queues(chip, batch, cycle_limit)
-    if times.stuck:
-        raise InputError(
-            f"{times.stuck} messages block each other's buffers in a circle on chip '{chip.name}', "
-            f"a {chip.noc.topology} with {chip.noc.virtual_channels} virtual channel(s); give it "
-            "two or more, or buffer_flits = 0."
-        )
-    late = np.flatnonzero(times.arrive < 0)
-    if len(late):
-        raise CircleError(int(late[0]), len(late))
+    network = network_of(chip)
+    times = run_batch(network, batch, cycle_limit)
+    check_sent(network, times.stuck)
     return times
 
 
@@ -81,57 +97,7 @@ def check_paths(chip: ChipSpec, batch: Batch) -> None:
             )
 
 
-def unloaded_arrivals(chip: ChipSpec, batch: Batch, alone: Floats) -> Floats:
-    """When each message would arrive if no other were in its way: messages of a source still
-    begin in order, and after those that they wait for.
-
-    alone: cycles of each message in an empty network.
-    """
-    begin = batch.ready.astype(float)
-    if not len(batch.later):
-        return begin + alone
-    queue, starts = batch.queues(chip.rows * chip.cols)
-    following = np.full(len(batch), -1)
-    following[queue[:-1]] = queue[1:]
-    following[queue[starts[1:][starts[1:] > starts[:-1]] - 1]] = -1  # the last one of a source
-    wake, first, waits = batch.wakes()
-    waits = waits.copy()
-    waits[following[following >= 0]] += 1
-    free = deque(np.flatnonzero(waits == 0).tolist())
-    arrive = np.full(len(batch), -1.0)
-    while free:
-        message = free.popleft()
-        arrive[message] = begin[message] + alone[message]
-        after = [(int(k), arrive[message]) for k in wake[first[message] : first[message + 1]]]
-        if following[message] >= 0:
-            after.append((int(following[message]), begin[message]))
-        for other, time in after:
-            begin[other] = max(begin[other], time)
-            waits[other] -= 1
-            if waits[other] == 0:
-                free.append(other)
-    return arrive
-
-
 def links_used(chip: ChipSpec, batch: Batch) -> NDArray[np.int32]:
-    """Links between routers that each message takes; one, and those between chips, where all
-    cores are one hop apart."""
-    noc = chip.noc
-    row, col = np.divmod(batch.source, chip.cols)
-    to_row, to_col = np.divmod(batch.target, chip.cols)
-    total = np.zeros(len(batch), np.int32)
-    for here, there, size in ((row, to_row, chip.rows), (col, to_col, chip.cols)):
-        if noc.topology != "torus":
-            total += np.abs(there - here)
-            continue
-        ahead = (there - here) % size
-        if noc.one_way:
-            total += np.where(batch.network % 2 == 0, ahead, (here - there) % size)
-        else:
-            total += np.where(2 * ahead <= size, ahead, size - ahead)
-    if noc.topology == "exchange":
-        total[:] = 1
-        if chip.seams is not None:
-            total += np.abs(to_row // chip.seams.rows - row // chip.seams.rows)
-            total += np.abs(to_col // chip.seams.cols - col // chip.seams.cols)
-    return total
+    """Links between routers that each message takes."""
+    records = records_of(chip, batch)
+    return links_between(chip, records["source"], records["target"])

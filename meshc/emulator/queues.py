@@ -17,35 +17,45 @@ from meshc.emulator.compiled import compiled, inlined, whole
 from meshc.emulator.flits import neighbours
 from meshc.emulator.network import cycle_limit_error
 from meshc.emulator.paths import Paths
+from meshc.emulator.sinks import Sink, run_batch
+from meshc.emulator.spool import RECORD, Feed, Records, Spool
+from meshc.emulator.waits import Waits, no_waits
 from meshc.ir.chip import ChipSpec
 
 Floats = NDArray[np.float64]
-AT_SOURCE = 0xFFFFFFFF  # instead of a router
+SOURCE = 0x80000000  # in an event instead of a flight: a router's core hands over its next message
+NEWS_ROOM = 1 << 14
+# A message that is in the network.   ready: from when it may leave.   at: the router that its head
+# has reached; of a free flight, the next one.
+FLIGHT = np.dtype(
+    [(name, np.float64) for name in ("ready", "inject", "tail")]
+    + [("bytes", np.int64)]
+    + [(name, np.uint32) for name in ("number", "source", "target", "at")]
+)
+# A message that has arrived.
+NEWS = np.dtype(
+    [(name, np.float64) for name in ("ready", "inject", "arrive")]
+    + [(name, np.uint32) for name in ("number", "source", "target", "flits")]
+)
 
 
 class Queues(NamedTuple):
     """All that changes and all tables. Times are in cycles, rates in bytes per cycle; servers are
     links (router · 4 + direction) and ports (by router)."""
 
-    counts: NDArray[np.int64]  # events in the heap, messages that have arrived
+    # events in the heap, news, first free flight, free flights, routers that lack messages
+    counts: NDArray[np.int64]
     ramps: Floats  # into the network and out of it
-    # messages
-    ready: Floats
-    inject: Floats
-    arrive: Floats
-    tail: Floats
-    source: NDArray[np.uint32]
-    target: NDArray[np.uint32]
-    at: NDArray[np.uint32]  # the router that the head has reached
-    bytes: NDArray[np.int64]
-    waits: NDArray[np.int32]
-    wake_start: NDArray[np.int64]
-    wake: NDArray[np.int32]
-    # sources: each one's messages are queue[first : place_end], and those from `place` on wait
-    queue: NDArray[np.int32]
-    first: NDArray[np.int64]
-    place: NDArray[np.int64]
-    place_end: NDArray[np.int64]
+    # sources: messages[place : place_end] of each router wait, and `rest` are not there yet
+    messages: Records
+    place: NDArray[np.uint32]
+    place_end: NDArray[np.uint32]
+    rest: NDArray[np.uint32]
+    offered: NDArray[np.uint8]  # whether the first one is among the events
+    last: Floats  # when the one before it left
+    waits: Waits
+    flights: Records
+    news: Records
     # servers: until when they are taken, how fast they are, how long they were busy
     link_free: Floats
     link_rate: Floats
@@ -67,26 +77,29 @@ class Queues(NamedTuple):
     # heap
     time: Floats
     message: NDArray[np.uint32]
+    flight: NDArray[np.uint32]
 
 
 @compiled
-def add(times: Floats, messages: NDArray[np.uint32], size: int, time: float, message: int) -> None:
-    """Put a message onto a heap of so many, ordered by (time, message)."""
+def add(q: Queues, size: int, time: float, message: int, flight: int) -> None:
+    """Put an event onto a heap of so many, ordered by (time, message)."""
+    times, messages, flights = q.time, q.message, q.flight
     at = size
     while at > 0:
         up = (at - 1) >> 1
         if times[up] < time or (times[up] == time and messages[up] < message):
             break
-        times[at], messages[at] = times[up], messages[up]
+        times[at], messages[at], flights[at] = times[up], messages[up], flights[up]
         at = up
-    times[at], messages[at] = time, message
+    times[at], messages[at], flights[at] = time, message, flight
 
 
 @compiled
-def remove(times: Floats, messages: NDArray[np.uint32], size: int) -> None:
-    """Drop the first message of a heap of so many."""
+def remove(q: Queues, size: int) -> None:
+    """Drop the first event of a heap of so many."""
+    times, messages, flights = q.time, q.message, q.flight
     size -= 1
-    time, message = times[size], messages[size]
+    time, message, flight = times[size], messages[size], flights[size]
     at = 0
     while 2 * at + 1 < size:
         down = 2 * at + 1
@@ -97,9 +110,9 @@ def remove(times: Floats, messages: NDArray[np.uint32], size: int) -> None:
             down += 1
         if time < times[down] or (time == times[down] and message < messages[down]):
             break
-        times[at], messages[at] = times[down], messages[down]
+        times[at], messages[at], flights[at] = times[down], messages[down], flights[down]
         at = down
-    times[at], messages[at] = time, message
+    times[at], messages[at], flights[at] = time, message, flight
 
 
 @inlined
@@ -126,83 +139,108 @@ def cycles(size: int, rate: float) -> float:
 
 
 @inlined
-def push(q: Queues, time: float, message: int) -> None:
-    add(q.time, q.message, q.counts[0], time, message)
+def push(q: Queues, time: float, message: int, flight: int) -> None:
+    add(q, q.counts[0], time, message, flight)
     q.counts[0] += 1
 
 
 @inlined
-def offer(q: Queues, source: int, time: float) -> None:
+def offer(q: Queues, source: int) -> None:
     """Hand over a source's next message if nothing holds it back."""
-    place = q.place[source]
-    if place < q.place_end[source]:
-        message = whole(q.queue[place])
-        if q.waits[message] == 0:
-            q.place[source] = place + 1
-            q.at[message] = AT_SOURCE
-            push(q, max(q.ready[message], time), message)
+    if q.offered[source] == 0 and q.place[source] < q.place_end[source]:
+        m = q.messages[q.place[source]]
+        ready = float(m.ready)
+        if len(q.waits.counts):
+            if q.waits.counts[m.number] != 0:
+                return
+            ready = max(ready, q.waits.release[m.number])
+        q.offered[source] = 1
+        push(q, max(ready, q.last[source]), whole(m.number), SOURCE | source)
 
 
 @compiled
-def start(q: Queues) -> None:
-    """Hand over every source's first message."""
-    for source in range(len(q.place)):
-        offer(q, source, 0.0)
+def offer_to(q: Queues, sources: NDArray[np.int64]) -> None:
+    """Hand over the first message of each of some sources."""
+    for k in range(len(sources)):
+        offer(q, sources[k])
 
 
 @inlined
-def leave_network(q: Queues, message: int, time: float) -> None:
+def leave_source(q: Queues, router: int, time: float) -> None:
+    """A core's port takes the message that it offers."""
+    m = q.messages[q.place[router]]
+    q.place[router] += 1
+    q.offered[router] = 0
+    flight = q.counts[2]
+    f = q.flights[flight]
+    q.counts[2] = f.at
+    q.counts[3] -= 1
+    taken = cycles(m.bytes, q.inject_rate[router])
+    begin = max(q.inject_free[router], time)
+    q.inject_free[router] = begin + taken
+    q.inject_busy[router] += taken
+    q.last[router] = begin
+    f.number, f.source, f.target, f.at = m.number, router, m.target, router
+    f.bytes = m.bytes
+    f.ready = float(m.ready)
+    f.inject = begin
+    f.tail = begin + taken + q.ramps[0]
+    push(q, begin + q.ramps[0], whole(m.number), flight)
+    if q.place[router] == q.place_end[router] and q.rest[router]:
+        q.counts[4] += 1
+    else:
+        offer(q, router)
+
+
+@inlined
+def leave_network(q: Queues, flight: int, time: float) -> None:
     """A head has reached its target's router."""
-    target = q.target[message]
-    taken = cycles(q.bytes[message], q.eject_rate[target])
+    f = q.flights[flight]
+    target = whole(f.target)
+    taken = cycles(f.bytes, q.eject_rate[target])
     end = max(q.eject_free[target], time) + taken
     q.eject_free[target] = end
     q.eject_busy[target] += taken
-    arrived = max(end, q.tail[message]) + q.ramps[1] - 1
-    q.arrive[message] = arrived
+    arrived = max(end, f.tail) + q.ramps[1] - 1
+    n = q.news[q.counts[1]]
     q.counts[1] += 1
-    if len(q.wake):
-        for k in range(q.wake_start[message], q.wake_start[message + 1]):
-            other = whole(q.wake[k])
-            q.waits[other] -= 1
-            q.ready[other] = max(q.ready[other], arrived)
-            source = whole(q.source[other])
+    number = whole(f.number)
+    n.number, n.source, n.target = f.number, f.source, f.target
+    n.ready, n.inject, n.arrive = f.ready, f.inject, arrived
+    f.at = q.counts[2]
+    q.counts[2] = flight
+    q.counts[3] += 1
+    w = q.waits
+    if len(w.counts):
+        for k in range(w.start[number], w.start[number + 1]):
+            other = whole(w.wake[k])
+            w.counts[other] -= 1
+            w.release[other] = max(w.release[other], arrived)
+            source = whole(w.wake_source[k])
             place = q.place[source]
-            if place < q.place_end[source] and q.queue[place] == other:
-                before = q.inject[q.queue[place - 1]] if place > q.first[source] else 0.0
-                if before >= 0:
-                    offer(q, source, before)
+            if place < q.place_end[source] and q.messages[place].number == other:
+                offer(q, source)
 
 
 @compiled
-def serve(q: Queues, limit: float, budget: int) -> int:
-    """Serve so many events; returns 0 when there are no more, 1 when there are, 2 past the
-    limit."""
-    ramp = q.ramps[0]
-    for _ in range(budget):
+def serve(q: Queues, limit: float) -> int:
+    """Serve events until something is to be done outside; returns 0 when there are no more, 2 past
+    the limit, and else 1."""
+    while q.counts[1] < len(q.news) and q.counts[3] > 0 and q.counts[4] == 0:
         if q.counts[0] == 0:
             return 0
         time = q.time[0]
-        message = whole(q.message[0])
-        remove(q.time, q.message, q.counts[0])
+        flight = whole(q.flight[0])
+        remove(q, q.counts[0])
         q.counts[0] -= 1
-        size = q.bytes[message]
-        router = whole(q.at[message])
-        if router == AT_SOURCE:
+        if flight & SOURCE:
             if time > limit:
                 return 2
-            router = whole(q.source[message])
-            taken = cycles(size, q.inject_rate[router])
-            begin = max(q.inject_free[router], time)
-            q.inject_free[router] = begin + taken
-            q.inject_busy[router] += taken
-            q.inject[message] = begin
-            q.tail[message] = begin + taken + ramp
-            q.at[message] = router
-            push(q, begin + ramp, message)
-            offer(q, router, begin)
+            leave_source(q, flight - SOURCE, time)
             continue
-        target = whole(q.target[message])
+        f = q.flights[flight]
+        router = whole(f.at)
+        target = whole(f.target)
         link = -1
         while True:
             direction = direction_to(q, router, target)
@@ -214,25 +252,26 @@ def serve(q: Queues, limit: float, budget: int) -> int:
                 break
             link = -1
         if link < 0:
-            leave_network(q, message, time)
+            leave_network(q, flight, time)
             continue
-        taken = cycles(size, q.link_rate[link])
+        taken = cycles(f.bytes, q.link_rate[link])
         begin = max(q.link_free[link], time)
         q.link_free[link] = begin + taken
         q.link_busy[link] += taken
-        q.tail[message] = max(begin + taken, q.tail[message]) + q.hop[link]
-        q.at[message] = router
-        push(q, begin + q.hop[link], message)
+        f.tail = max(begin + taken, f.tail) + q.hop[link]
+        f.at = router
+        push(q, begin + q.hop[link], whole(f.number), flight)
     return 1
 
 
 @compiled
-def alone(q: Queues, cycles_of: Floats) -> None:
+def alone(q: Queues, messages: Records, cycles_of: Floats) -> None:
     """How long each message takes in an empty network."""
-    for message in range(len(q.bytes)):
-        size = q.bytes[message]
-        router = whole(q.source[message])
-        target = whole(q.target[message])
+    for k in range(len(messages)):
+        m = messages[k]
+        size = m.bytes
+        router = whole(m.source)
+        target = whole(m.target)
         taken = max(cycles(size, q.inject_rate[router]), cycles(size, q.eject_rate[target]))
         head = q.ramps[0] + q.ramps[1]
         while True:
@@ -244,19 +283,80 @@ def alone(q: Queues, cycles_of: Floats) -> None:
             if q.hop[link] >= 0:
                 head += q.hop[link]
                 taken = max(taken, cycles(size, q.link_rate[link]))
-        cycles_of[message] = head + taken - 1
+        cycles_of[k] = head + taken - 1
 
 
-def make_queues(chip: ChipSpec, batch: Batch) -> Queues:
+class Unlimited:
+    """A chip's network with unlimited buffers."""
+
+    def __init__(self, chip: ChipSpec) -> None:
+        self.chip = chip
+        self._q = make_queues(chip)
+
+    def alone(self, records: Records) -> Floats:
+        """Cycles of each message in an empty network."""
+        result = np.zeros(len(records))
+        alone(self._q, records, result)
+        return result
+
+    def run(self, spool: Spool, waits: Waits, sink: Sink, cycle_limit: float | None) -> int:
+        """Send all messages and tell the sink of those that arrive; returns 0, as none is stuck."""
+        limit = np.inf if cycle_limit is None else cycle_limit
+        q = self._q
+        feed = Feed(spool, q.place, q.place_end, q.rest)
+        q = q._replace(messages=feed.slots, waits=waits)
+        offer_to(q, spool.sources.astype(np.int64))
+        state = 1
+        while state == 1:
+            state = serve(q, limit)
+            if q.counts[1]:
+                sink.add(q.news[: q.counts[1]])
+                q.counts[1] = 0
+            if q.counts[4]:
+                q.counts[4] = 0
+                offer_to(q, np.array(feed.refill(), np.int64))
+            if q.counts[3] == 0:
+                q = _more_flights(q)
+        if state == 2:
+            raise cycle_limit_error(limit)
+        self._q = q
+        self.unsent = feed.left()
+        return 0
+
+    def busy(self) -> tuple[Floats, Floats, Floats]:
+        """Busy cycles of links, injection ports and ejection ports."""
+        q, shape = self._q, (self.chip.noc.networks, self.chip.rows, self.chip.cols)
+        return (
+            q.link_busy.reshape(*shape, 4),
+            q.inject_busy.reshape(shape),
+            q.eject_busy.reshape(shape),
+        )
+
+
+def _more_flights(q: Queues) -> Queues:
+    """The same with twice as much room for messages in the network."""
+    have = len(q.flights)
+    flights = np.concatenate([q.flights, np.zeros(have, FLIGHT)])
+    flights["at"][have:] = np.arange(have + 1, 2 * have + 1)
+    q.counts[2:4] = have, have
+    room = 2 * have + len(q.place) + 1
+    return q._replace(
+        flights=flights,
+        time=np.resize(q.time, room).astype(np.float64),
+        message=np.resize(q.message, room).astype(np.uint32),
+        flight=np.resize(q.flight, room).astype(np.uint32),
+    )
+
+
+def make_queues(chip: ChipSpec) -> Queues:
     """A chip's network before anything was sent."""
     noc, seams = chip.noc, chip.seams
     plane = chip.rows * chip.cols
     routers = noc.networks * plane
-    count = len(batch)
     number = np.arange(routers)
-    queue, starts = batch.queues(plane)
-    places = np.full(routers + 1, count)
-    places[: len(starts)] = starts
+    flights = np.zeros(4096, FLIGHT)
+    flights["at"] = np.arange(1, 4097)
+    room = len(flights) + routers + 1
 
     paths = Paths(chip)
     exchange = noc.topology == "exchange"
@@ -274,27 +374,20 @@ def make_queues(chip: ChipSpec, batch: Batch) -> Queues:
     one_way = noc.one_way and noc.topology == "torus"
     inject, eject = (np.tile(rates, noc.networks) for rates in chip.port_rates())
 
-    wake, wake_start, waits = batch.wakes()
     return Queues(
-        counts=np.zeros(2, np.int64),
+        counts=np.array([0, 0, 0, len(flights), 0]),
         ramps=np.array(
             [noc.ramp_cycles[0] + (noc.hop_cycles if exchange else 0), noc.ramp_cycles[1]], float
         ),
-        ready=batch.ready.astype(float),
-        inject=np.full(count, -1.0),
-        arrive=np.full(count, -1.0),
-        tail=np.zeros(count),
-        source=(batch.network * plane + batch.source).astype(np.uint32),
-        target=(batch.network * plane + batch.target).astype(np.uint32),
-        at=np.zeros(count, np.uint32),
-        bytes=batch.bytes,
-        waits=waits,
-        wake_start=wake_start,
-        wake=wake,
-        queue=queue,
-        first=places[:-1].copy(),
-        place=places[:-1].copy(),
-        place_end=places[1:].copy(),
+        messages=np.zeros(1, RECORD),
+        place=np.zeros(routers, np.uint32),
+        place_end=np.zeros(routers, np.uint32),
+        rest=np.zeros(routers, np.uint32),
+        offered=np.zeros(routers, np.uint8),
+        last=np.zeros(routers),
+        waits=no_waits(),
+        flights=flights,
+        news=np.zeros(NEWS_ROOM, NEWS),
         link_free=np.zeros(routers * 4),
         link_rate=rate,
         link_busy=np.zeros(routers * 4),
@@ -311,28 +404,12 @@ def make_queues(chip: ChipSpec, batch: Batch) -> Queues:
         row_first=1 - odd if noc.one_way else np.ones(routers, np.int64),
         sense=1 - 2 * odd if one_way else np.zeros(routers, np.int64),
         shape=np.array([chip.rows, chip.cols, noc.topology == "torus"], np.int64),
-        time=np.empty(count + 1),
-        message=np.empty(count + 1, np.uint32),
+        time=np.zeros(room),
+        message=np.zeros(room, np.uint32),
+        flight=np.zeros(room, np.uint32),
     )
 
 
 def run_queues(chip: ChipSpec, batch: Batch, cycle_limit: float | None = None) -> Times:
     """Send a batch through a chip's network with unlimited buffers."""
-    q = make_queues(chip, batch)
-    unloaded = np.zeros(len(batch))
-    alone(q, unloaded)
-    start(q)
-    limit = np.inf if cycle_limit is None else cycle_limit
-    while (state := serve(q, limit, 1 << 20)) == 1:
-        pass
-    if state == 2:
-        raise cycle_limit_error(limit)
-    shape = (chip.noc.networks, chip.rows, chip.cols)
-    return Times(
-        q.inject,
-        q.arrive,
-        q.link_busy.reshape(*shape, 4),
-        q.inject_busy.reshape(shape),
-        q.eject_busy.reshape(shape),
-        unloaded,
-    )
+    return run_batch(Unlimited(chip), batch, cycle_limit)

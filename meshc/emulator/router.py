@@ -109,24 +109,34 @@ def receive_flit(s: State, buffer: int, flight: int, now: int) -> None:
 
 
 @inlined
-def receive_tail(s: State, flight: int, now: int) -> None:
+def wake_waiting(s: State, number: int, now: int) -> None:
     """A message has arrived; those that waited for it may go."""
+    w = s.waits
+    for k in range(w.start[number], w.start[number + 1]):
+        other = whole(w.wake[k])
+        w.counts[other] -= 1
+        w.release[other] = max(w.release[other], float(now + s.clock[0].lag))
+        if w.counts[other] == 0:
+            router = whole(w.wake_source[k])
+            r = s.routers[router]
+            if r.place < r.place_end and s.messages[r.place].number == other:
+                offer_next(s, router, now)
+
+
+@inlined
+def receive_tail(s: State, flight: int, now: int) -> None:
+    """A message has arrived."""
     clock, f = s.clock[0], s.flights[flight]
-    number = f.message
     f.behind = clock.free_flight
     clock.free_flight = flight
     clock.free_flights += 1
-    m = s.messages[number]
-    m.arrive = now
-    s.news[clock.news_count] = number
+    n = s.news[clock.news_count]
+    n.number, n.source, n.target, n.flits = f.number, f.source, f.target, f.flits
+    n.ready, n.inject, n.arrive = f.ready, f.inject, now
     clock.news_count += 1
     clock.delivered += 1
-    for k in range(m.wake_start, m.wake_end):
-        other = s.messages[s.wake[k]]
-        other.waits -= 1
-        other.ready = max(other.ready, now + clock.lag)
-        if other.waits == 0 and s.routers[other.router].place == s.wake[k]:
-            offer_next(s, whole(other.router), now)
+    if len(s.waits.counts):
+        wake_waiting(s, whole(f.number), now)
 
 
 @inlined
@@ -340,11 +350,13 @@ def next_cycle(s: State, now: int) -> int:
 @compiled
 def advance(s: State, until: int, room: int) -> bool:
     """Simulate from clock.now on to cycle `until` (exclusive), or until `room` messages are in
-    `news`, or there may be too few flights for the next cycle. Returns whether something may
-    still move."""
+    `news`, or there may be too few flights for the next cycle, or a core has no message left while
+    others follow. Returns whether something may still move."""
     clock = s.clock[0]
     now = clock.now
     while now < until and clock.news_count < room and clock.free_flights >= clock.routers:
+        if clock.hungry:
+            break
         following = next_cycle(s, now)
         if following < 0:
             clock.now = now

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshc.emulator.compiled import compiled, inlined, whole
-from meshc.emulator.router_state import PACE, State
+from meshc.emulator.router_state import PACE, Records, State
 
 
 @inlined
@@ -42,34 +42,33 @@ def is_late(s: State, router: int, output: int, source: int) -> bool:
 
 
 @compiled
-def count_flits(s: State, flits: NDArray[np.int64]) -> None:
-    """Add up, by link, the flits of all messages that have arrived."""
+def count_flits(s: State, messages: Records, flits: NDArray[np.int64]) -> None:
+    """Add up, by link, the flits of some messages."""
     clock = s.clock[0]
     shift = whole(clock.shift)
     cores = whole(clock.routers) << 3
-    for number in range(len(s.messages)):
-        m = s.messages[number]
-        if m.arrive >= 0:
-            router = whole(m.router)
-            flits[cores + router] += m.flits
-            output = 0
-            while output != 4:
-                output = output_to(s, router, m.target)
-                link = router << 3 | output
-                flits[link] += m.flits
-                router = whole(s.links[link].first_buffer) >> shift >> 3
+    for number in range(len(messages)):
+        m = messages[number]
+        router = whole(m.source)
+        flits[cores + router] += m.flits
+        output = 0
+        while output != 4:
+            output = output_to(s, router, m.target)
+            link = router << 3 | output
+            flits[link] += m.flits
+            router = whole(s.links[link].first_buffer) >> shift >> 3
 
 
 @compiled
-def alone(s: State, head_cycles: int, cycles: NDArray[np.int64]) -> None:
+def alone(s: State, messages: Records, head_cycles: int, cycles: NDArray[np.int64]) -> None:
     """How long each message takes, from the injection of its head to the arrival of its tail, in
     a network that is empty and has not run yet. A head waits `head_cycles` in each router before
     it asks for the switch."""
     clock = s.clock[0]
     shift = whole(clock.shift)
-    for number in range(len(s.messages)):
-        m = s.messages[number]
-        router = whole(m.router)
+    for number in range(len(messages)):
+        m = messages[number]
+        router = whole(m.source)
         link = (whole(clock.routers) << 3) + router
         behind = whole(m.flits) - 1  # flits behind the head
         head = 0  # when the head goes onto the link

@@ -100,24 +100,36 @@ def sleep(s: State, router: int, until: int) -> None:
     clock.sleepers += 1
 
 
+@inlined
+def ready_time(s: State, place: int) -> int:
+    """From when on a message can leave, or -1: it waits for others."""
+    m = s.messages[place]
+    ready = m.ready + whole(s.clock[0].lag)
+    if len(s.waits.counts):
+        if s.waits.counts[m.number] != 0:
+            return -1
+        ready = max(ready, whole(s.waits.release[m.number]))
+    return whole(ready)
+
+
 @compiled
 def offer_next(s: State, router: int, now: int) -> None:
     """Wake a core for its next message, or let it sleep until the message is ready."""
     r = s.routers[router]
     if r.left == 0 and r.place < r.place_end:
-        m = s.messages[r.place]
-        if m.waits == 0:
-            if m.ready <= now:
+        ready = ready_time(s, whole(r.place))
+        if ready >= 0:
+            if ready <= now:
                 wake_source(s, router)
             else:
-                sleep(s, router, m.ready)
+                sleep(s, router, ready)
 
 
 @compiled
-def offer_first(s: State) -> None:
-    """Offer every core's first message."""
-    for router in range(len(s.routers)):
-        offer_next(s, router, -1)
+def offer_to(s: State, routers: NDArray[np.int64], now: int) -> None:
+    """Offer the next messages of some cores, which have sent all that they had."""
+    for k in range(len(routers)):
+        offer_next(s, routers[k], now)
 
 
 @inlined
@@ -140,8 +152,8 @@ def start_message(s: State, router: int, link: int, now: int) -> bool:
     clock, r = s.clock[0], s.routers[router]
     if r.place >= r.place_end:
         return False
-    m = s.messages[r.place]
-    if m.waits or m.ready > now:
+    ready = ready_time(s, whole(r.place))
+    if ready < 0 or ready > now:
         return False  # a credit came while the core sleeps
     channel = free_channel(s, router, link)
     if channel < 0:
@@ -151,10 +163,13 @@ def start_message(s: State, router: int, link: int, now: int) -> bool:
     clock.free_flight = f.behind
     clock.free_flights -= 1
     clock.injected += 1
-    f.message, f.source, f.target, f.flits = r.place, router, m.target, m.flits
-    m.inject = now
+    m = s.messages[r.place]
+    f.number, f.source, f.target, f.flits = m.number, router, m.target, m.flits
+    f.ready, f.inject = m.ready, now
     r.flight, r.left, r.channel = flight, m.flits, channel
     r.place += 1
+    if r.place == r.place_end and s.rest[router]:
+        clock.hungry += 1
     s.links[link].open &= ~(1 << channel)
     return True
 
@@ -184,11 +199,11 @@ def inject(s: State, router: int, now: int) -> bool:
         k.open |= 1 << channel
         if r.place >= r.place_end:
             return False
-        m = s.messages[r.place]
-        if m.waits:
+        ready = ready_time(s, whole(r.place))
+        if ready < 0:
             return False
-        if m.ready > now + 1:
-            sleep(s, router, m.ready)
+        if ready > now + 1:
+            sleep(s, router, ready)
             return False
     return True
 

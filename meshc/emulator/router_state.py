@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshc.emulator.waits import Waits
+
 Records = Any  # a structured array; compiled code has its fields as attributes
 
 IDLE, WAITING, FRESH, BODY = 0, 1, 2, 3  # states of a buffer; FRESH: the head has a channel
@@ -35,23 +37,20 @@ def _record(longs: str, shorts: str, signed: str = "") -> np.dtype[np.void]:
 # asks for a channel.   lag, linger: cycles of a ramp before the first and behind the last buffer.
 # lower: mask of the channels before the dateline of a torus, 0 where there is
 # none.   paced: some link takes more than a cycle per flit.   wheel: its cycles.
-# The counts say how much of each list is used; free_flight is the first unused one.
+# The counts say how much of each list is used; free_flight is the first unused one.   hungry:
+# routers whose next message is not there yet.
 CLOCK = _record(
     "now",
     "routers channels shift depth speculate route_cycles lag linger lower paced wheel router_count "
-    "link_count source_count fresh_count guess_count news_count sleepers free_flight free_flights",
+    "link_count source_count fresh_count guess_count news_count sleepers free_flight free_flights "
+    "hungry",
     "injected delivered",
 )
-# Messages are ordered by source, then as they leave.   router, target: where it starts and ends.
-# waits: messages that must arrive first; those that wait for this one are
-# wake[wake_start : wake_end].
-MESSAGE = np.dtype(
-    [(name, np.int64) for name in ("ready", "inject", "arrive")]
-    + [(name, np.uint32) for name in ("router", "target", "flits", "wake_start", "wake_end")]
-    + [("waits", np.int32)]
-)
-# A message that is in the network.   behind: the next head in the same buffer.
-FLIGHT = _record("", "message source target flits behind")
+# A message that is in the network.   ready: from when it may leave.   behind: the next head in the
+# same buffer.
+FLIGHT = _record("ready inject", "number source target flits behind")
+# A message that has arrived.
+NEWS = _record("ready inject arrive", "number source target flits")
 # reach: cycles from allocation of the switch to arrival.   back: from allocation of the switch
 # behind the link to the use of its credit.   open: mask of channels that may be taken.
 # first_buffer: of the port behind it.   askers: mask of inputs whose heads may take the lower
@@ -85,7 +84,8 @@ class State(NamedTuple):
     clock: Records  # one record
     turns: NDArray[np.uint8]  # start · 32 + mask: the first set bit at or after a position
     messages: Records
-    wake: NDArray[np.uint32]
+    rest: NDArray[np.uint32]  # by router: messages that follow and are not there yet
+    waits: Waits
     flights: Records
     links: Records
     routers: Records
@@ -104,7 +104,7 @@ class State(NamedTuple):
     source_list: NDArray[np.uint32]  # routers whose cores inject
     fresh: NDArray[np.uint32]  # buffers that got a channel in this cycle
     guess: NDArray[np.uint32]  # links whose heads speculate in this cycle
-    news: NDArray[np.uint32]  # messages that have arrived
+    news: Records  # messages that have arrived
     chosen: NDArray[np.uint32]  # (64,): the head that each channel of a link chose
     sleep_time: NDArray[np.int64]  # heap of cores that wait for a time
     sleeper: NDArray[np.uint32]

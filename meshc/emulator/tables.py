@@ -9,7 +9,7 @@ from meshc.emulator.compiled import compiled, inlined, whole
 
 Text = NDArray[np.uint8]
 Ints = NDArray[np.int64]
-COMMA, NEWLINE, ZERO, MOST_DIGITS = 44, 10, 48, 15
+COMMA, SEMICOLON, NEWLINE, RETURN, ZERO, MOST_DIGITS = 44, 59, 10, 13, 48, 15
 
 
 @compiled
@@ -31,6 +31,8 @@ def parse(text: Text, table: Ints) -> int:
             value = 10 * value + digit
             digits += 1
             continue
+        if byte == RETURN and k + 1 < len(text) and text[k + 1] == NEWLINE:
+            continue
         ends = byte == NEWLINE
         if digits == 0 or digits > MOST_DIGITS or ends != (col == last):
             return -1
@@ -49,6 +51,70 @@ def parse(text: Text, table: Ints) -> int:
         table[row, col] = value
         row += 1
     return row
+
+
+@compiled
+def parse_after(
+    text: Text, table: Ints, after: int, later: NDArray[np.uint32], keys: Ints
+) -> tuple[int, int]:
+    """As `parse`, of lines with one more field, at position `after`: whole numbers with semicolons
+    between them, or nothing; as the last field it may be left out with its comma.
+
+    later, keys: each of those numbers and the row in which it stands. Returns how many lines and
+    how many such numbers there were, or -1 and 0.
+    """
+    last = table.shape[1]
+    row = 0
+    col = 0
+    value = 0
+    digits = 0
+    pairs = 0
+    begin = 0  # of this line's numbers in `keys`
+    size = len(text)
+    for k in range(size + 1):
+        if k == size and col == 0 and digits == 0:
+            break
+        byte = whole(text[k]) if k < size else NEWLINE
+        digit = byte - ZERO
+        if 0 <= digit <= 9:
+            value = 10 * value + digit
+            digits += 1
+            continue
+        if byte == RETURN and k + 1 < size and text[k + 1] == NEWLINE:
+            continue
+        ends = byte == NEWLINE
+        if digits > MOST_DIGITS:
+            return -1, 0
+        if col == after:
+            if digits:
+                keys[pairs] = value
+                later[pairs] = row
+                pairs += 1
+            elif byte == SEMICOLON or pairs > begin:
+                return -1, 0
+            if byte == SEMICOLON:
+                value = 0
+                digits = 0
+                continue
+        elif digits == 0:
+            return -1, 0
+        else:
+            table[row, col - (col > after)] = value
+        if not ends and byte != COMMA:
+            return -1, 0
+        value = 0
+        digits = 0
+        if ends:
+            if col != last and not (col == last - 1 and after == last):
+                return -1, 0
+            row += 1
+            col = 0
+            begin = pairs
+        else:
+            if col == last:
+                return -1, 0
+            col += 1
+    return row, pairs
 
 
 @inlined

@@ -7,8 +7,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshc.emulator.batch import Batch
-from meshc.emulator.flits import Timing, flit_bytes, flits_of
+from meshc.emulator.batch import Batch, flit_bytes, flits_of
+from meshc.emulator.flits import Timing
 from meshc.emulator.router_state import PACE
 from meshc.ir.chip import ChipSpec
 
