@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshc.ir.chip import Coord
-from meshc.ir.dtypes import NUMPY
+from meshc.ir.dtypes import BLOCK_FORMATS, NUMPY
 
-RATE_DTYPES = (*(d for d in NUMPY if d != "bool"), "fp8", "int4", "uint4", "bfp8", "bfp4")
+_BLOCKS = {f.dtype for f in BLOCK_FORMATS.values()}
+RATE_DTYPES = (
+    *(d for d in NUMPY if d != "bool" and d not in _BLOCKS),
+    *("fp8", "int4", "uint4", "bfp8", "bfp4"),
+)
 OWN_DEFAULT = object()
 
 

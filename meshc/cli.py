@@ -63,12 +63,11 @@ def _compile(args: argparse.Namespace) -> int:
     from meshc.ir.compiled import CompileOptions
     from meshc.pipeline import compile as compile_model
 
-    for flag, value in (("--dtype", args.dtype), ("--kv-dtype", args.kv_dtype)):
-        if value != "keep":
-            raise InputError(
-                f"{flag} {value} is not available in this version; leave it out to keep the "
-                "model's own types."
-            )
+    if args.kv_dtype != "keep":
+        raise InputError(
+            f"--kv-dtype {args.kv_dtype} is not available in this version; leave it out to keep "
+            "the model's own types."
+        )
     if args.set:
         raise InputError(
             f"--set {args.set[0][0]} is not an option of strategy '{args.strategy}'; leave it out."
@@ -87,6 +86,7 @@ def _compile(args: argparse.Namespace) -> int:
         dims=tuple(args.dim),
         strategy=args.strategy,
         settings=tuple(args.set),
+        dtype=args.dtype,
         grid=args.grid,
         solver=args.solver,
         gap=args.gap,

@@ -132,7 +132,13 @@ def parser() -> argparse.ArgumentParser:
         help="how tokens spread over a mixture's experts: evenly, or in the ratio of a list of "
         "numbers (or of one list per layer)",
     )
-    c.add_argument("--dtype", default="keep", help="storage of weights (this version: keep)")
+    c.add_argument(
+        "--dtype",
+        default="keep",
+        metavar="TYPE|PART=TYPE,...",
+        help="storage of products' weights, for all or by part (attention, mlp, head): keep, fp32, "
+        "fp16, bf16, int8, int4, bfp8 or bfp4",
+    )
     c.add_argument("--kv-dtype", default="keep", help="storage of the cache (this version: keep)")
     c.add_argument("--strategy", default="auto")
     c.add_argument(

@@ -22,7 +22,7 @@ from meshc.ir.graph import Graph, Op, Tensor
 from meshc.ops.passes import VIEWS
 
 PRODUCTS = ("matmul", "experts")  # multiply by weights, which may be stored smaller
-EACH = ("map", "unpack")  # take each element as it comes
+EACH = ("map", "unpack", "restore")  # take each element as it comes
 LARGEST = 48  # primitives in a group
 
 
@@ -268,7 +268,7 @@ def _weight_bits(stored: list[Op], tensors: dict[str, Tensor]) -> int:
     found = [
         op.attr("bits")
         for op in stored
-        if op.kind == "unpack" and tensors[op.inputs[0]].kind == "WEIGHT"
+        if op.kind in ("unpack", "restore") and tensors[op.inputs[0]].kind == "WEIGHT"
     ]
     for op in stored:
         if op.kind == "map":

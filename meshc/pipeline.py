@@ -78,6 +78,9 @@ def _bind(
     bound = frontend.bind(
         model, workload, dynamic_mask=options.dynamic_mask, recognise=options.recognition
     )
+    types = frontend.parse_dtypes(options.dtype)
+    if types:
+        bound = frontend.store(bound, types, model.values())
     if form is None:
         return bound
     return replace(bound, graph=_fused(bound.graph, options, form))
@@ -115,6 +118,7 @@ def compile(
             f"Strategy '{options.strategy}' is not available; this version has "
             f"{', '.join(STRATEGIES)}."
         )
+    frontend.parse_dtypes(options.dtype)
     chip = load_chip(options.chip, parse_overrides(options.overrides))
     if options.grid and (options.grid[0] > chip.rows or options.grid[1] > chip.cols):
         raise InputError(
@@ -398,9 +402,9 @@ def check_rates(graph: Graph, chip: ChipSpec) -> None:
         )
         core = chip.core
         lacks = ""
-        if todo.macs and core.array is None and not timing.mac_rate(core, todo.dtype):
+        if todo.macs and core.array is None and timing.engine_dtype(core, todo) is None:
             lacks, dtype, table = "core.macs_per_cycle", todo.dtype, core.macs_per_cycle
-        elif todo.vector_ops and not timing.vector_rate(core, todo.vector_dtype):
+        elif timing.vector_ops(core, todo) and not timing.vector_rate(core, todo.vector_dtype):
             lacks, dtype = "core.vector_ops_per_cycle", todo.vector_dtype
             table = core.vector_ops_per_cycle
         if lacks:

@@ -256,7 +256,11 @@ def verify_phase(
     if not check:
         return Result(trace, free, experts=experts)
     given = bound.whole({**bound.folded, **feeds})
+    if bound.stored:
+        model = frontend.as_stored(model, bound)
     expected, oracle = frontend.run_oracle(model, given)
+    if bound.stored:
+        oracle += ", weights quantised and dequantised"
     assert trace.outputs is not None
     found = verify_outputs(bound.graph, trace.outputs, expected, oracle, bound.defined)
     if not found["passed"]:

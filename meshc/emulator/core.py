@@ -80,13 +80,13 @@ class CoreTimer:
     def _check(self, work: op_records.Work, name: str) -> str:
         """The type that the op multiplies in, "" if it does not; InputError if the core lacks a
         rate for its types."""
-        self.vector_cycles(work.vector_ops, work.vector_dtype, name)
         core = self.core
+        self.vector_cycles(timing.vector_ops(core, work), work.vector_dtype, name)
         if not work.macs:
             return ""
         if core.array is not None:
             return work.dtype
-        dtype = timing.rate_dtype(core.macs_per_cycle, work.dtype)
+        dtype = timing.engine_dtype(core, work)
         if dtype is None:
             raise InputError(
                 f"Op '{name}' multiplies in {work.dtype}, but a core of chip '{self.chip.name}' "

@@ -16,6 +16,9 @@ from meshc.frontend.operators import known_operators, supported
 from meshc.frontend.oracle import rounding_spread, run_oracle
 from meshc.frontend.pairs import check_pair
 from meshc.frontend.reader import Model, load_model
+from meshc.frontend.storage import parse as parse_dtypes
+from meshc.frontend.storage import store
+from meshc.frontend.storedgraph import as_stored
 from meshc.frontend.survey import FATES, Fate, Survey, operator_name
 from meshc.frontend.weights import absent_weights
 
@@ -29,6 +32,7 @@ __all__ = [
     "TensorData",
     "absent_weights",
     "appended_to",
+    "as_stored",
     "bind",
     "check_pair",
     "check_past",
@@ -39,9 +43,11 @@ __all__ = [
     "load_model",
     "observed",
     "operator_name",
+    "parse_dtypes",
     "read_load",
     "rounding_spread",
     "run_oracle",
+    "store",
     "supported",
     "workloads",
 ]

@@ -54,6 +54,7 @@ class Bound:
     unread: inputs of the model that the bound graph does not read.
     usual: values of the masks and positions that were not folded, where nothing is padding.
     kept: what the growing caches hold after the step.
+    stored: values of the model that products read stored in another type → that type.
     """
 
     graph: Graph
@@ -67,6 +68,7 @@ class Bound:
     unread: tuple[str, ...] = ()
     usual: dict[str, np.ndarray] = field(default_factory=dict)
     kept: tuple[Kept, ...] = ()
+    stored: dict[str, str] = field(default_factory=dict)
 
     def parts(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The model's tensors as the graph names them."""

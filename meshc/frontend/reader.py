@@ -103,6 +103,11 @@ class Model:
 
         return dangling_weights(self)
 
+    def values(self) -> set[str]:
+        """Names of the weights and of what the nodes of the main graph make."""
+        made = {name for node in self.proto.graph.node for name in node.output}
+        return made | self.initializers.keys() | self.dangling.keys()
+
     def weight(self, name: str) -> Any:
         """TensorProto of an initializer or a dangling weight; None where the name is neither."""
         found = self.initializers.get(name)

@@ -38,6 +38,7 @@ class CompileOptions:
     fusion: bool = True
     recognition: bool = True
     experts: tuple[tuple[float, ...], ...] = ()
+    dtype: str = "keep"  # as --dtype says it
 
 
 @dataclass(frozen=True)

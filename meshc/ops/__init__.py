@@ -17,6 +17,7 @@
 | scatter | data, indices, updates | batch, reduction |
 | experts | rows, weights of every expert, expert of each row | transpose_b, counts |
 | unpack | one, bytes | bits (2 or 4), signed: small integers of the bytes, low bits first |
+| restore | one, blocks of a stored format | format, to: the floats of the blocks in type `to` |
 | attend | scores [..., S, T], values [..., T, D] ([..., D, T] if transpose_v) | transpose_v |
 | fused | any number | the Op's body |
 """

@@ -20,6 +20,7 @@ import numpy as np
 
 from meshc.ir.dtypes import NUMPY, size_bytes
 from meshc.ir.graph import Op, Tensor
+from meshc.ops.matmul import stored_type
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
 
@@ -91,7 +92,8 @@ def _cost(
     traffic = total * k * size_bytes(dtypes[0]) + busy * k * n * size_bytes(dtypes[1])
     traffic += shapes[2][0] * size_bytes(dtypes[2]) + output[0] * n * size_bytes(output_dtype)
     matmuls = tuple((c, k, n, times) for c, times in sorted(groups.items()) if c * k * n)
-    return Work(matmuls=matmuls, dtype=dtypes[0], sram_bytes=traffic)
+    stored = stored_type(dtypes)
+    return Work(matmuls=matmuls, dtype=dtypes[0], sram_bytes=traffic, stored=stored)
 
 
 def _mine(counts: Sequence[int], rows: range, total: int) -> list[int]:

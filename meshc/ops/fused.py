@@ -18,7 +18,7 @@ import numpy as np
 
 from meshc.ir.dtypes import FLOATS, NUMPY, size_bytes
 from meshc.ir.graph import Op, Tensor
-from meshc.ops.passes import completed, passes
+from meshc.ops.passes import VIEWS, completed, passes
 from meshc.ops.record import (
     PARTIAL,
     ROW_BLOCK,
@@ -30,6 +30,7 @@ from meshc.ops.record import (
     Use,
     Work,
 )
+from meshc.ops.restore import NATIVE
 
 Dim = tuple[int, int]  # inner op, its iteration dimension
 
@@ -293,13 +294,16 @@ def _total(
     inner += sum(2 * prod(local(n)) * size_bytes(dtypes[n]) for n in kept)
     matmuls: list[tuple[int, int, int, int]] = []
     dtype, vector_ops, floats = "fp32", 0.0, []
+    stored, restore_ops, formats = "", 0.0, _formats(op)
     picked: int | None = None
     for o in op.body:
         w = works[o.output]
         matmuls += w.matmuls
         inner += w.inner_bytes
+        restore_ops += w.restore_ops * parts.get(o.output, 1.0)
         if w.matmuls:
             dtype = w.dtype
+            stored = w.stored or next((formats[n] for n in o.inputs if n in formats), stored)
         if w.vector_ops:
             vector_ops += w.vector_ops * parts.get(o.output, 1.0)
             floats.append(w.vector_dtype)
@@ -308,7 +312,22 @@ def _total(
     whole = sum(ceil(n * parts.get(name, 1.0)) for name, n in operands)
     traffic = whole + output_bytes if picked is None else picked
     vector_dtype = max(floats, key=FLOATS.index) if floats else "fp32"
-    return Work(tuple(matmuls), dtype, vector_ops, vector_dtype, traffic + inner, inner)
+    if not matmuls:
+        stored = next(iter(formats.values()), "")
+    return Work(
+        tuple(matmuls), dtype, vector_ops, vector_dtype, traffic + inner, inner, stored, restore_ops
+    )
+
+
+def _formats(op: Op) -> dict[str, str]:
+    """Inner tensors that show weights out of blocks → the blocks' format."""
+    found: dict[str, str] = {}
+    for o in op.body:
+        if o.kind == "restore" and o.attr("format") in NATIVE:
+            found[o.output] = o.attr("format")
+        elif o.kind in VIEWS and o.inputs[0] in found:
+            found[o.output] = found[o.inputs[0]]
+    return found
 
 
 def _read_parts(

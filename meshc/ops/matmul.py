@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from meshc.ir.dtypes import NUMPY, size_bytes
+from meshc.ir.dtypes import FLOATS, NUMPY, size_bytes
 from meshc.ir.graph import Op, Tensor
 from meshc.ops.record import IterDim, OpRecord, Ranges, Space, Use, Work
 
@@ -56,6 +56,12 @@ def _evaluate(
         return product(a, b)
 
 
+def stored_type(dtypes: Sequence[str]) -> str:
+    """The float type of the second operand where it differs from the first one's."""
+    a, b = dtypes[:2]
+    return b if a != b and a in FLOATS and b in FLOATS else ""
+
+
 def widened(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Operands in the type that they are multiplied in."""
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
@@ -90,6 +96,7 @@ def _work(
         matmuls=((m, k, n, count),) if m * k * n * count else (),
         dtype="int8" if dtypes[0] == "uint8" else dtypes[0],  # one rate for both
         sram_bytes=traffic + prod(output) * size_bytes(output_dtype),
+        stored=stored_type(dtypes),
     )
 
 

@@ -55,6 +55,9 @@ class Work:
     vector operations, and SRAM bytes read and written, each for the dtype computed in.
 
     inner_bytes: those of sram_bytes that are temporaries of the op itself.
+    stored: the type that weights are stored in where it is not `dtype`, "" else; an engine with a
+    rate for it multiplies at that rate.   restore_ops: vector operations that make `dtype` of it
+    where the engine has none.
     """
 
     matmuls: tuple[tuple[int, int, int, int], ...] = ()
@@ -63,6 +66,8 @@ class Work:
     vector_dtype: str = "fp32"
     sram_bytes: int = 0
     inner_bytes: int = 0
+    stored: str = ""
+    restore_ops: float = 0
 
     @property
     def macs(self) -> int:

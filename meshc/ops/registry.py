@@ -19,6 +19,7 @@ from meshc.ops import (
     matmul,
     reduce,
     reshape,
+    restore,
     scan,
     scatter,
     topk,
@@ -43,6 +44,7 @@ RECORDS: dict[str, OpRecord] = {
     "scatter": scatter.RECORD,
     "experts": experts.RECORD,
     "unpack": unpack.RECORD,
+    "restore": restore.RECORD,
     "attend": attend.RECORD,
     "fused": fused.RECORD,
 }

@@ -54,6 +54,14 @@ def vector_dtype(core: CoreSpec, dtype: str) -> str | None:
     return rate_dtype(core.vector_ops_per_cycle, dtype if dtype in FLOATS else "fp32")
 
 
+def engine_dtype(core: CoreSpec, work: Work) -> str | None:
+    """The type that the matrix engine multiplies in: that of the stored weights where it has a
+    rate for it, else that of the activations or a wider one; None where it has no rate."""
+    if core.array is None and work.stored in core.macs_per_cycle:
+        return work.stored
+    return rate_dtype(core.macs_per_cycle, work.dtype)
+
+
 def mac_rate(core: CoreSpec, dtype: str) -> float:
     """Multiply-accumulates per cycle in a dtype of a core without an array; 0 where it has none."""
     found = rate_dtype(core.macs_per_cycle, dtype)
@@ -83,13 +91,14 @@ def matmul_cycles(core: CoreSpec, work: Work) -> float:
     if core.array is not None:
         array = core.array
         return sum(array_cycles(array, *matmul) for matmul in work.matmuls)
-    rate = mac_rate(core, work.dtype)
-    if not rate:
+    engine = engine_dtype(core, work)
+    if engine is None:
         return inf
     tm, tk, tn = core.mac_tile
-    product = tm * tk * tn / rate
+    product = tm * tk * tn / core.macs_per_cycle[engine]
     if core.mac_operand_bytes_per_cycle:
-        read = (tm * tk + tk * tn) * operand_bytes(work.dtype)
+        weights = engine if engine == work.stored else work.dtype
+        read = tm * tk * operand_bytes(work.dtype) + tk * tn * operand_bytes(weights)
         product = max(product, read / core.mac_operand_bytes_per_cycle)
     cycles = 0.0
     for m, k, n, count in work.matmuls:
@@ -101,10 +110,18 @@ def matmul_cycles(core: CoreSpec, work: Work) -> float:
 def compute_cycles(core: CoreSpec, work: Work) -> float:
     """Cycles of a kernel's arithmetic; infinite where the core lacks a rate."""
     cycles = matmul_cycles(core, work)
-    if work.vector_ops:
+    todo = vector_ops(core, work)
+    if todo:
         rate = vector_rate(core, work.vector_dtype)
-        cycles += work.vector_ops / rate if rate else inf
+        cycles += todo / rate if rate else inf
     return cycles
+
+
+def vector_ops(core: CoreSpec, work: Work) -> float:
+    """Vector operations of a kernel, those included that restore weights for an engine that cannot
+    multiply them as they are stored."""
+    native = core.array is None and work.stored in core.macs_per_cycle
+    return work.vector_ops + (0 if native else work.restore_ops)
 
 
 def kernel_cycles(core: CoreSpec, work: Work) -> float:

@@ -24,7 +24,7 @@ from meshc.errors import InputError
 from meshc.frontend import Bound, bind, load_model
 from meshc.frontend.oracle import widened
 from meshc.ir.compiled import CompileOptions
-from meshc.ir.dtypes import NUMPY
+from meshc.ir.dtypes import BLOCK_FORMATS, NUMPY
 from meshc.pipeline import compile as compile_model
 from meshc.pipeline import step_program
 from meshc.run import Tensors, tolerance
@@ -43,8 +43,9 @@ SLOW_CORES = tuple(
         "macs_per_cycle.fp64",
     )
 )
+BLOCKS = {f.dtype for f in BLOCK_FORMATS.values()}
 TYPES = {
-    **{name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in NUMPY.items()},
+    **{n: helper.np_dtype_to_tensor_dtype(d) for n, d in NUMPY.items() if n not in BLOCKS},
     "bf16": onnx.TensorProto.BFLOAT16,
 }
 

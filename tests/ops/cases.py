@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from meshc.ir.dtypes import NAMES, NUMPY
+from meshc.ir.dtypes import BLOCK_FORMATS, NAMES, NUMPY
 from meshc.ir.graph import Op
 
 from . import index_cases
@@ -500,6 +500,33 @@ def unpack_random(rng: np.random.Generator, tokens: int) -> Case:
     return Case(make_op("unpack", 1, bits=bits, signed=signed), (x,), expected.astype(dtype))
 
 
+def restore_random(rng: np.random.Generator, tokens: int) -> Case:
+    """Blocks of every format, each value told from its bits one by one."""
+    form = str(rng.choice(sorted(BLOCK_FORMATS)))
+    f = BLOCK_FORMATS[form]
+    shape = some_shape(rng, int(rng.integers(1, 4)))
+    raw = rng.integers(0, 256, (*shape, f.bytes)).astype(np.uint8)
+    if form.startswith("bfp"):
+        raw[..., 0] = rng.integers(120, 134, shape)
+    else:
+        raw[..., :2] = np.asarray(whole(rng, shape), np.float16)[..., None].view(np.uint8)
+    head = 1 if form.startswith("bfp") else 2
+    expected = np.empty((*shape, f.elements), np.float32)
+    for at in np.ndindex(shape):
+        whole_number = int.from_bytes(raw[at][head:].tobytes(), "little")
+        for i in range(f.elements):
+            code = whole_number >> (f.bits * i) & ((1 << f.bits) - 1)
+            high, low = code >> (f.bits - 1), code & ((1 << (f.bits - 1)) - 1)
+            if head == 1:
+                value = (-1) ** high * low * 2.0 ** (int(raw[at][0]) - 127 - f.bits + 2)
+            else:
+                value = (code - (high << f.bits)) * float(raw[at][:2].view(np.float16)[0])
+            expected[(*at, i)] = value
+    x = raw.view(NUMPY[f.dtype])[..., 0]
+    op = make_op("restore", 1, bits=f.bits, format=form, to="fp32")
+    return Case(op, (x,), expected.reshape((*shape[:-1], shape[-1] * f.elements)))
+
+
 def matmul_bytes(rng: np.random.Generator, tokens: int) -> Case:
     """8-bit integers are multiplied exactly."""
     m, n, k = some_shape(rng, 3, empty=0)
@@ -623,6 +650,7 @@ CASES: dict[str, tuple[Generator, ...]] = {
     "experts": (index_cases.experts_random,),
     "append": (append_growing, append_blocked, append_first),
     "unpack": (unpack_random,),
+    "restore": (restore_random,),
     "attend": (attend_tokens, attend_shared),
     "fused": (
         fused_blocks,
