@@ -150,6 +150,7 @@ TABLES: dict[str, dict[str, Field]] = {
         "overlap": Field(_flag),
     },
     "core.macs_per_cycle": _RATES,
+    "core.matvec_macs_per_cycle": _RATES,
     "core.vector_ops_per_cycle": _RATES,
     "core.array": {
         "rows": Field(_whole(1), REQUIRED),
@@ -165,6 +166,10 @@ TABLES: dict[str, dict[str, Field]] = {
         "hop_cycles": Field(_NONNEGATIVE),
         "ramp_cycles": Field(_ramp),
         "message_cycles": Field(_NONNEGATIVE),
+        "collective_cycles": Field(_NONNEGATIVE),
+        "step_cycles": Field(_NONNEGATIVE),
+        "streaming_reduce": Field(_flag),
+        "shift_cycles": Field(_NONNEGATIVE),
         "virtual_channels": Field(_whole(1)),
         "flit_bytes": Field(_NONNEGATIVE),
         "buffer_flits": Field(_whole(0)),

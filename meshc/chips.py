@@ -308,6 +308,10 @@ def _core(document: Any, where: str) -> CoreSpec:
     fields["vector_ops_per_cycle"] = _rates(document, "core", "vector_ops_per_cycle", where)
     if macs:
         fields["macs_per_cycle"] = _rates(document, "core", "macs_per_cycle", where)
+        if "matvec_macs_per_cycle" in document:
+            fields["matvec_macs_per_cycle"] = _rates(
+                document, "core", "matvec_macs_per_cycle", where
+            )
     else:
         fields["array"] = Array(**_fields(document["array"], "core.array", "core.array", where))
     core = CoreSpec(**fields)

@@ -68,10 +68,6 @@ def _compile(args: argparse.Namespace) -> int:
             f"--kv-dtype {args.kv_dtype} is not available in this version; leave it out to keep "
             "the model's own types."
         )
-    if args.set:
-        raise InputError(
-            f"--set {args.set[0][0]} is not an option of strategy '{args.strategy}'; leave it out."
-        )
     out = Path(args.output)
     store.check_target(out)
     options = CompileOptions(

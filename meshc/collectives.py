@@ -72,3 +72,17 @@ def tree(lanes: int, groups: int) -> Tree:
         tuple(tuple(x.order) for x in levels),
         root,
     )
+
+
+@lru_cache(maxsize=256)
+def ring(lanes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A line of lanes as a ring: every other lane on the way out, the rest on the way back, so that
+    neighbours on the ring are at most two lanes apart (the interleaving of MeshGEMM, OSDI'25).
+
+    Returns the lane at each position of the ring, and the position of each lane.
+    """
+    order = (*range(0, lanes, 2), *range(lanes - 1 - lanes % 2, 0, -2))
+    position = [0] * lanes
+    for at, lane in enumerate(order):
+        position[lane] = at
+    return order, tuple(position)

@@ -25,7 +25,7 @@ from meshc.ir.program import (
 )
 from meshc.ir.routing import Route
 from meshc.ir.shards import local, pieces
-from meshc.ir.stream import Action, Combine, Copy, Kernel, Recv, Send, Step, View
+from meshc.ir.stream import Action, Combine, Copy, Kernel, Pass, Recv, Send, SetUp, Step, View
 
 POSITIONS = 1 << 16  # position = schedule index × POSITIONS + instruction index
 Lane = tuple[int, int]
@@ -110,7 +110,26 @@ class _Copy:
         return Copy(self.source.at(layer), self.destination.at(layer))
 
 
-_Template = LaneKernel | _Send | _Recv | _Combine | _Copy
+@dataclass(frozen=True)
+class _Pass:
+    recv: _Recv
+    how: str
+    send: _Send
+
+    def at(self, layer: int, key: _Prefix) -> Action:
+        recv, send = self.recv.at(layer, key), self.send.at(layer, key)
+        assert isinstance(recv, Recv) and isinstance(send, Send)
+        return Pass(recv, self.how, send)
+
+
+@dataclass(frozen=True)
+class _SetUp:
+    def at(self, layer: int, key: _Prefix) -> Action:
+        del layer, key
+        return SetUp()
+
+
+_Template = LaneKernel | _Send | _Recv | _Combine | _Copy | _Pass | _SetUp
 
 
 @dataclass
@@ -239,18 +258,26 @@ class Expander:
             return []
         other = lane[1] if i.axis == "row" else lane[0]
         t = tree(n, i.groups)
-        steps = []
+        steps: list[list[_Template]] = [[_SetUp()]] if i.set_up else []
         for level, (parent, children) in enumerate(zip(t.parent, t.children, strict=True)):
             actions: list[_Template] = []
+            received: list[tuple[_Recv, _Combine]] = []
             for number, child in enumerate(children[me]):
                 b = self.program.buffers[i.scratch[number]]
                 spot = _Part(b, part.extent, part.ranges)
                 message = (level * n + child) * POSITIONS + other
-                actions.append(_Recv(message, core(child), spot))
-                actions.append(_Combine(i.combine, spot, part))
+                received.append(
+                    (_Recv(message, core(child), spot), _Combine(i.combine, spot, part))
+                )
+            send: _Send | None = None
             if parent[me] >= 0:
                 message = (level * n + me) * POSITIONS + other
-                actions.append(_Send(message, (core(parent[me]),), part, i.route))
+                send = _Send(message, (core(parent[me]),), part, i.route)
+            if i.streams and send is not None and len(received) == 1:
+                actions.append(_Pass(received[0][0], i.combine, send))
+            else:
+                actions += [a for pair in received for a in pair]
+                actions += [send] if send is not None else []
             if actions:
                 steps.append(actions)
         return steps

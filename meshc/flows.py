@@ -8,7 +8,7 @@ from meshc.expand import POSITIONS, Expander
 from meshc.ir.chip import Coord
 from meshc.ir.program import Broadcast, Instruction, Move, Program, Reduce, Run, Transfer
 from meshc.ir.routing import Routing
-from meshc.ir.stream import Send
+from meshc.ir.stream import Pass, Send
 from meshc.route import Flow
 
 
@@ -40,6 +40,8 @@ def flows(program: Program) -> list[Flow]:
             if flow is None:
                 continue
             for action in step.actions:
+                if isinstance(action, Pass):
+                    action = action.send
                 if isinstance(action, Send):
                     pairs.setdefault(flow, []).append((core, action.to, action.view.bytes))
     return [Flow(name, tuple(found), weights[name]) for name, found in sorted(pairs.items())]

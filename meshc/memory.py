@@ -139,11 +139,14 @@ def _align(size: int) -> int:
 
 def pack(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
     """Addresses for buffers with live intervals: largest first, each at the lowest address that
-    is free for as long as it lives. Returns offsets and the height of the pile in bytes."""
+    is free for as long as it lives; parts of another lie in it. Returns offsets and the height of
+    the pile in bytes."""
     done: list[tuple[int, int, int, int]] = []  # first, last, start, end
     offsets: dict[str, int] = {}
     height = 0
-    for b in sorted(buffers, key=lambda b: (-b.bytes, b.live[0], b.name)):
+    parts = [b for b in buffers if b.within is not None]
+    whole = [b for b in buffers if b.within is None]
+    for b in sorted(whole, key=lambda b: (-b.bytes, b.live[0], b.name)):
         size = _align(b.bytes)
         first, last = b.live
         busy = sorted((s, t) for f, g, s, t in done if f <= last and first <= g)
@@ -155,6 +158,9 @@ def pack(buffers: Sequence[Buffer]) -> tuple[dict[str, int], int]:
         offsets[b.name] = at
         done.append((first, last, at, at + size))
         height = max(height, at + size)
+    for b in parts:
+        assert b.within is not None
+        offsets[b.name] = offsets[b.within[0]] + b.within[1]
     return offsets, height
 
 

@@ -30,7 +30,7 @@ from meshc.ir.program import Program
 from meshc.ir.workload import Workload
 from meshc.memory import assign_like
 from meshc.ops import timing, work
-from meshc.partition import STRATEGIES, Options, PhaseGraphs
+from meshc.partition import SETTINGS, STRATEGIES, Options, PhaseGraphs
 from meshc.partition.candidates import resize, resize_layout
 from meshc.partition.predict import predict
 from meshc.patterns import FORMS, PRIMITIVES
@@ -119,6 +119,13 @@ def compile(
             f"{', '.join(STRATEGIES)}."
         )
     frontend.parse_dtypes(options.dtype)
+    known = SETTINGS.get(options.strategy, ())
+    for key, _ in options.settings:
+        if key not in known:
+            has = f" (it has {', '.join(known)})" if known else ""
+            raise InputError(
+                f"--set {key} is not an option of strategy '{options.strategy}'{has}; leave it out."
+            )
     chip = load_chip(options.chip, parse_overrides(options.overrides))
     if options.grid and (options.grid[0] > chip.rows or options.grid[1] > chip.cols):
         raise InputError(
@@ -286,6 +293,7 @@ def _fit(
                 seed=options.seed,
                 grid=options.grid,
                 reserve_bytes=reserve,
+                settings=options.settings,
                 progress=lambda text: say(f"partition {text}"),
             ),
         )

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from meshc.ir.chip import ChipSpec
 from meshc.ir.compiled import Compiled
-from meshc.ir.stream import Combine, Copy, Kernel, Recv, Send, Step, View
+from meshc.ir.stream import Combine, Copy, Kernel, Recv, Send, SetUp, Step, View
 from meshc.operators import Operators
 
 
@@ -299,6 +299,8 @@ def step_text(step: Step) -> str:
             lines.append(f"    recv {_view(a.view)} <- {a.source.row},{a.source.col}")
         elif isinstance(a, Combine):
             lines.append(f"    {a.combine} {_view(a.destination)} += {_view(a.source)}")
+        elif isinstance(a, SetUp):
+            lines.append("    make ready for a collective")
         elif isinstance(a, Copy):
             lines.append(f"    copy {_view(a.destination)} <- {_view(a.source)}")
     return "\n".join(lines)

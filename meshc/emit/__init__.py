@@ -41,7 +41,15 @@ def emit(
     graph: bound for the step.   full: bound at the longest context; sizes buffers.
     max_context: tokens that caches are reserved for.
     """
-    e = Emission(graph, full, plan, chip.noc.multicast, max_context)
+    e = Emission(
+        graph,
+        full,
+        plan,
+        chip.noc.multicast,
+        max_context,
+        chip.noc.collective_cycles > 0,
+        chip.noc.streaming_reduce,
+    )
     declare_caches(e)
     for segment in graph.segments:
         emit_segment(e, segment)

@@ -7,6 +7,7 @@ from functools import cached_property
 from math import prod
 
 from meshc.analysis.growing import growing_dims
+from meshc.emit import joint
 from meshc.ir.graph import Graph, Op, Segment
 from meshc.ir.layout import WHOLE, Layout
 from meshc.ir.plan import OpPlan, Plan
@@ -52,6 +53,8 @@ class Emission:
     plan: Plan
     multicast: bool
     max_context: int
+    set_up: bool
+    streams: bool
     buffers: dict[str, Buffer] = field(default_factory=dict)
     bodies: dict[str, list[Instruction]] = field(default_factory=dict)
     ops: dict[str, Op] = field(default_factory=dict)
@@ -77,7 +80,10 @@ class Emission:
         self.clock += 1
 
     def hold(self, name: str) -> None:
-        """The buffer holds its value now."""
+        """The buffer holds its value now, and what it is part of with it."""
+        within = self.buffers[name].within if name in self.buffers else None
+        if within is not None:
+            self.hold(within[0])
         first, _ = self.uses.get(name, (self.clock, self.clock))
         self.uses[name] = (first, self.clock)
 
@@ -114,6 +120,14 @@ class Emission:
             token_dims=tuple(sorted(self.token_dims.get(tensor, ()))),
         )
         return name
+
+    def place(self, name: str, within: tuple[str, int]) -> None:
+        """A buffer is part of another one."""
+        self.buffers[name] = replace(self.buffers[name], within=within)
+
+    def missing(self, group: tuple[str, ...]) -> bool:
+        """Whether some of these ops have not been emitted yet."""
+        return any(name not in self.ops for name in group)
 
     def keep_outputs(self) -> None:
         """The model's outputs stay until the end."""
@@ -152,7 +166,7 @@ def emit_segment(e: Emission, segment: Segment) -> None:
         if e.graph.tensors[read].kind in _HELD:  # it is there before the step begins
             e.uses[e.homes[read]] = (0, e.clock)
         e.hold(e.homes[read])
-    for op in segment.ops:
+    for op in joint.ordered(segment.ops, e.plan.joined):
         _emit_op(e, segment, op)
     for read, made in segment.carried:
         _hand_on(e, segment, made, read)
@@ -261,6 +275,8 @@ def bind_attributes(op: Op, shapes: list[tuple[int, ...]]) -> Op:
 
 def _output_buffer(e: Emission, segment: Segment, op: Op, plan: OpPlan) -> str:
     """The op's own buffer, or a carried one that may be written already."""
+    if any(op.name in group for group in e.plan.joined):
+        return joint.part(e, segment, op)
     for s in e.graph.segments:
         for read, made in s.carried:
             if e.plan.carried[read] != plan.output:
@@ -301,16 +317,36 @@ def _join(e: Emission, segment: Segment, op: Op, plan: OpPlan, out: str) -> None
     """Reduce and Broadcast along every axis that left partial results."""
     s = space(op, [e.full.tensors[n] for n in op.inputs], e.full.tensors[op.output])
     combine = next((d.kind for d in s.dims if d.kind in PARTIAL), "sum")
+    group = next((g for g in e.plan.joined if op.name in g), ())
+    if group and e.missing(group):
+        return
     for axis, groups in zip(plan.reduce, plan.groups, strict=True):
         lanes = e.plan.rows if axis == "row" else e.plan.cols
-        receive = tuple(
-            e.declare(f"scratch{n} {op.output}", op.output, "scratch", plan.output, segment.name)
-            for n in range(min(2, lanes - 1))
-        )
+        count = min(2, lanes - 1)
+        if group:
+            out = joint.whole(group)
+            receive = joint.receive(e, segment, out, count)
+        else:
+            receive = tuple(
+                e.declare(
+                    f"scratch{n} {op.output}", op.output, "scratch", plan.output, segment.name
+                )
+                for n in range(count)
+            )
         name = f"{op.name} over {axis}"
         e.put(
             segment,
-            Reduce(f"reduce {name}", op.name, out, axis, combine, groups, receive),
+            Reduce(
+                f"reduce {name}",
+                op.name,
+                out,
+                axis,
+                combine,
+                groups,
+                receive,
+                set_up=e.set_up,
+                streams=e.streams,
+            ),
         )
         e.put(
             segment,

@@ -120,8 +120,18 @@ class CoreTimer:
             elements = size // ITEM_BYTES[dtype]
             self.vector_cycles(elements, dtype, "combine")  # refuses a type without a rate
             cycles = timing.combine_cycles(self.core, how, dtype, elements)
+            cycles += ceil(self.chip.noc.step_cycles)
             self._combines[key] = cycles
         return cycles
+
+    def first_cycles(self, how: str, dtype: str, size: int) -> int:
+        """Cycles until the first flit of two views of `size` bytes is combined."""
+        return self.combine_cycles(how, dtype, min(size, self.flit_bytes(dtype)))
+
+    def flit_bytes(self, dtype: str) -> int:
+        """Bytes of whole elements that one flit carries, of one at least."""
+        item = ITEM_BYTES[dtype]
+        return max(item, int(self.chip.noc.flit_bytes) // item * item)
 
 
 def check_chip_runs(program: Program, chip: ChipSpec) -> None:

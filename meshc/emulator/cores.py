@@ -25,7 +25,7 @@ from meshc.emulator.tally import Tally
 from meshc.errors import InvariantError
 from meshc.ir.chip import ChipSpec, Coord
 from meshc.ir.graph import Op
-from meshc.ir.stream import Combine, Copy, Kernel, Recv, Send, Step, View
+from meshc.ir.stream import Combine, Copy, Kernel, Pass, Recv, Send, SetUp, Step, View
 from meshc.ir.trace import Trace
 
 Progress = Callable[[float, int, int], None]  # cycle, cores that are done, cores
@@ -109,13 +109,13 @@ class Cores:
             assert flight.sender is not None
             next(flight.sender.process, None)
 
-    def _arrived(self, flight: Flight, ordinal: int, time: float) -> None:
+    def _arrived(self, flight: Flight, ordinal: int, time: float, first: float) -> None:
         # Letting go of a unicast's only delivery frees both without the garbage collector.
         if flight.path.children is None:
             delivery = flight.deliveries.pop()
         else:
             delivery = flight.deliveries[ordinal]
-        delivery.arrived = time
+        delivery.first, delivery.arrived = first, time
         if delivery.waiting:
             delivery.waiting = False
             next(delivery.core.process, None)
@@ -131,7 +131,11 @@ class Cores:
             start = time
             compute: float = 0
             wait: float = 0
-            posts: list[Recv] = [a for a in step.actions if type(a) is Recv]
+            posts: list[Recv] = [
+                a.recv if isinstance(a, Pass) else a
+                for a in step.actions
+                if isinstance(a, Recv | Pass)
+            ]
             for recv in posts:
                 first = recv.view.address
                 size = self._check(core, recv.view)
@@ -177,8 +181,49 @@ class Cores:
                     else:
                         time, waited = yield from self._until_injected(core, flight, time)
                         wait += waited
+                elif kind is Pass:
+                    assert isinstance(action, Pass)
+                    delivery = core.inbox.pop(action.recv.key)
+                    if delivery.arrived == inf:
+                        core.blocked, delivery.waiting = delivery, True
+                        yield
+                        core.blocked = None
+                    if delivery.flight.depart > time:
+                        wait += delivery.flight.depart - time
+                    view = action.send.view
+                    size = self._check(core, view)
+                    volume = view_bytes(view)
+                    whole = self.timer.combine_cycles(action.combine, view.dtype, volume)
+                    one = self.timer.first_cycles(action.combine, view.dtype, volume)
+                    time = max(delivery.first, time) + message_cycles
+                    if core.outstanding:
+                        first, end = view.address, view.address + size
+                        if self._reader(core, first, end, time) is not None:
+                            time, waited = yield from self._until_read(core, first, end, time)
+                            wait += waited
+                    depart = time + one + message_cycles
+                    last = max(max(delivery.arrived, time) + one, time + whole) + message_cycles
+                    flight = meetings.send(core, action.send, volume, depart, last)
+                    time = last
+                    compute += whole
+                    core.sram_bytes += 3 * volume
+                    tally.messages += 1
+                    tally.message_bytes += volume
+                    if memory is not None:
+                        assert delivery.flight.data is not None
+                        memory.write_bytes(action.recv.view, delivery.flight.data)
+                        joined = Combine(action.combine, action.recv.view, view)
+                        execute(memory, self.ops, joined, self.routed)
+                        flight.data = self._data(flight, memory.read_bytes(view))
+                    if overlap:
+                        core.outstanding.append((view.address, view.address + size, flight))
+                    else:
+                        time, waited = yield from self._until_injected(core, flight, time)
+                        wait += waited
+                elif kind is SetUp:
+                    time += chip.noc.collective_cycles
                 else:
-                    assert not isinstance(action, Send | Recv)
+                    assert not isinstance(action, Send | Recv | Pass | SetUp)
                     cycles, first, end = self._local(core, action)
                     if core.outstanding and self._reader(core, first, end, time) is not None:
                         time, waited = yield from self._until_read(core, first, end, time)

@@ -61,15 +61,15 @@ class Core:
 
 
 class Delivery:
-    """One destination of a message: the posted Recv and when the tail arrives."""
+    """One destination of a message: the posted Recv and when head and tail arrive."""
 
-    __slots__ = ("arrived", "core", "flight", "recv", "waiting")
+    __slots__ = ("arrived", "core", "first", "flight", "recv", "waiting")
 
     def __init__(self, flight: Flight, core: Core, recv: Recv) -> None:
         self.flight = flight
         self.core = core
         self.recv = recv
-        self.arrived = inf
+        self.first = self.arrived = inf
         self.waiting = False
 
 
@@ -123,15 +123,15 @@ class Meetings:
             if len(flight.deliveries) == len(flight.send.to):
                 self._leave(flight)
 
-    def send(self, core: Core, send: Send, size: int, time: float) -> Flight:
-        """A core hands over a message of `size` bytes."""
+    def send(self, core: Core, send: Send, size: int, time: float, last: float = -inf) -> Flight:
+        """A core hands over a message of `size` bytes.   last: when the last of it is there."""
         key = send.key
         flight = self.open.get(key)
         if flight is None:
             flight = self.open[key] = Flight(key)
         elif flight.send is not None:
             raise InvariantError(f"Core {core.name} sends a second message with key {key}.")
-        flight.send, flight.sender = send, core
+        flight.send, flight.sender, flight.last = send, core, last
         flight.id = self.messages
         self.messages += 1
         if time > flight.ready:

@@ -33,7 +33,7 @@ class Message:
     """One message. Times are in cycles, `inf` while unknown.
 
     depart: when it is handed to its injection port.   inject: when the port takes it.
-    injected: when the port has sent all of it.
+    injected: when the port has sent all of it.   last: when the last of it is there to be sent.
     """
 
     __slots__ = (
@@ -44,6 +44,7 @@ class Message:
         "inject",
         "inject_cycles",
         "injected",
+        "last",
         "link_cycles",
         "path",
         "seam_cycles",
@@ -60,6 +61,7 @@ class Message:
         self.depart = inf
         self.inject = inf
         self.injected = inf
+        self.last = -inf
 
 
 M = TypeVar("M", bound=Message)
@@ -144,15 +146,15 @@ class Network(Generic[M]):
     def run(
         self,
         injected: Callable[[M], None],
-        arrived: Callable[[M, int, float], None],
+        arrived: Callable[[M, int, float, float], None],
         cycle_limit: float = inf,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Serve events until none is left.
 
         injected(message) is called when its `injected` time becomes known, arrived(message,
-        ordinal of the destination, time of its tail) when the arrival becomes known; both may
-        be called before that time and may let other messages depart at or after it.
+        ordinal of the destination, times of its tail and its head) when the arrival becomes known;
+        both may be called before that time and may let other messages depart at or after it.
         """
         events = self.events
         free, busy, carried = self._free, self.link_busy, self.link_bytes
@@ -176,7 +178,7 @@ class Network(Generic[M]):
                     cycles = message.inject_cycles
                     if not self.contention:
                         message.inject = time
-                        message.injected = time + cycles
+                        message.injected = max(time + cycles, message.last + 1)
                         self._unloaded(message, time, arrived)
                         injected(message)
                         break
@@ -185,7 +187,10 @@ class Network(Generic[M]):
                     if start < time:
                         start = time
                     message.inject = start
-                    message.injected = tail = inject_free[source] = start + cycles
+                    tail = inject_free[source] = start + cycles
+                    if message.last >= tail:
+                        tail = message.last + 1
+                    message.injected = tail
                     head = start + ramp_in
                     tail += ramp_in
                     injected(message)
@@ -223,17 +228,22 @@ class Network(Generic[M]):
                 if start < time:
                     start = time
                 end = eject_free[core] = start + self._eject_cycles(message, ordinal)
-                arrived(message, ordinal, (end if end > tail else tail) + ramp_out - 1)
+                tail = (end if end > tail else tail) + ramp_out - 1
+                arrived(message, ordinal, tail, start + ramp_out)
                 break
 
-    def _unloaded(self, message: M, time: float, arrived: Callable[[M, int, float], None]) -> None:
+    def _unloaded(
+        self, message: M, time: float, arrived: Callable[[M, int, float, float], None]
+    ) -> None:
         """Deliver as if the message were alone."""
         path = message.path
         for link in path.links:
             self.link_busy[link] += message.seam_cycles if self._slow[link] else message.link_cycles
             self.link_bytes[link] += message.bytes
         for ordinal in range(len(path.destinations)):
-            arrived(message, ordinal, time + self.unloaded_cycles(message, ordinal))
+            head = path.head_cycles[ordinal]
+            tail = max(time + self.unloaded_cycles(message, ordinal), message.last + head)
+            arrived(message, ordinal, tail, time + head)
 
     def unloaded_cycles(self, message: M, ordinal: int = 0) -> float:
         """Cycles from departure to the tail's arrival in an empty network."""

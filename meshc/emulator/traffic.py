@@ -97,8 +97,8 @@ def simulate_messages(
     def injected(packet: _Packet) -> None:
         offer(packet.path.port, packet.inject)
 
-    def arrived(packet: _Packet, ordinal: int, time: float) -> None:
-        del ordinal
+    def arrived(packet: _Packet, ordinal: int, time: float, first: float) -> None:
+        del ordinal, first
         packet.arrived = time
         for other in packet.wakes:
             other.waits -= 1

@@ -37,6 +37,7 @@ class CoreSpec:
     vector_ops_per_cycle: dict[str, float]
     macs_per_cycle: dict[str, float] = field(default_factory=dict)
     mac_tile: tuple[int, int, int] = (1, 1, 1)
+    matvec_macs_per_cycle: dict[str, float] = field(default_factory=dict)  # of a single row
     mac_start_cycles: float = 0  # before rows stream past a k × n tile held in the engine
     mac_operand_bytes_per_cycle: float = 0  # both tiles read anew for every product; 0: no limit
     array: Array | None = None
@@ -61,6 +62,10 @@ class NocSpec:
     hop_cycles: float = 1
     ramp_cycles: tuple[float, float] = (2, 2)  # core to router, router to core
     message_cycles: float = 0
+    collective_cycles: float = 0  # of a core's program, before it takes part in a reduction
+    streaming_reduce: bool = False  # partial results are combined and passed on flit by flit
+    step_cycles: float = 0  # before a core combines a partial result that came with its own
+    shift_cycles: float = 0  # before a core passes its tiles on round a line
     virtual_channels: int = 1
     flit_bytes: float = 0
     buffer_flits: int = 0

@@ -44,6 +44,7 @@ class Plan:
     rows, cols: shape of every stage's region.   stages: in order of execution.
     carried: layouts of the tensors that pass from layer to layer.
     form: the forms of the kernels that are planned, see `meshc.patterns`.
+    joined: groups of ops that read one tensor and whose partial results one all-reduce joins.
     """
 
     phase: str
@@ -55,6 +56,7 @@ class Plan:
     carried: dict[str, Layout]
     predicted_cycles: float = 0.0
     form: tuple[str, ...] = ()
+    joined: tuple[tuple[str, ...], ...] = ()
 
     def dump(self) -> str:
         lines = [f"plan {self.phase} {self.strategy} region {self.rows}x{self.cols}"]
@@ -62,6 +64,7 @@ class Plan:
         for s in self.stages:
             lines.append(f"stage {s.name} " + " ".join(f"{n}[{a}:{b}]" for n, a, b in s.segments))
         lines += [f"  carried {n} {layout}" for n, layout in self.carried.items()]
+        lines += [f"  joined {' '.join(group)}" for group in self.joined]
         for p in self.ops.values():
             lines.append(
                 f"  {p.op} assign={p.assignment} in={' '.join(map(str, p.inputs))} "

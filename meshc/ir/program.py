@@ -34,6 +34,7 @@ class Buffer:
     (0: one instance).   bytes: of one instance on the fullest lane.
     live: first and last position in its body at which it holds a value; persistent ones have
     (0, -1).
+    within: name of a larger buffer that it is part of, and its place there in bytes.
     segment: the segment whose ops use it ("" when shared by several).
     growing: the dimension that counts cached tokens, of a kv buffer.   token_dims: all dimensions
     that do, of any buffer.
@@ -53,6 +54,7 @@ class Buffer:
     segment: str = ""
     growing: int | None = None
     token_dims: tuple[int, ...] = ()
+    within: tuple[str, int] | None = None
 
     def address(self, layer: int) -> int:
         """Byte address of the instance that belongs to a region's `layer`-th layer."""
@@ -89,7 +91,9 @@ class Reduce:
 
     combine: a name of `meshc.ops.combine.COMBINES`.   groups: the line is cut into this many
     groups; each reduces towards its middle, then the group roots towards the middle one (1: a
-    plain two-sided chain).   scratch: one or two receive buffers.
+    plain two-sided chain).   scratch: one or two receive buffers.   set_up: every core makes ready
+    for the collective first.   streams: a core that receives one partial result passes its own on
+    while it arrives.
     """
 
     name: str
@@ -100,6 +104,8 @@ class Reduce:
     groups: int
     scratch: tuple[str, ...]
     route: Route = DEFAULT_ROUTE
+    set_up: bool = False
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,12 +135,36 @@ class Transfer:
     route: Route = DEFAULT_ROUTE
 
 
+@dataclass(frozen=True)
+class Shift:
+    """A product by passing tiles round the lines of a square region, once round: in every step each
+    lane multiplies the two tiles that it has, adds to a tile of the result, and passes two tiles
+    on. Lines are rings (see `meshc.collectives.ring`) on which no step is longer than two hops.
+
+    inputs: left and right operand, which stay as they are; layouts: their shards.
+    turning: what goes round. "operands": left tiles along "col", right ones along "row", and the
+        result stays (Cannon's algorithm). "result": the result's tiles along "col", right ones
+        along "row", and the left stays (for a right operand whose shards lie as the transposed
+        product wants them).
+    tiles: two buffers of what turns along "col" and two of what turns along "row".
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, str]
+    output: str
+    layouts: tuple[Layout, Layout]
+    turning: Literal["operands", "result"]
+    tiles: tuple[str, str, str, str]
+    route: Route = DEFAULT_ROUTE
+
+
 Instruction = Compute | Reduce | Broadcast | Transfer
 
 
 def reads_of(i: Instruction) -> tuple[str, ...]:
     """Names of the buffers whose values an instruction needs."""
-    if isinstance(i, Compute):
+    if isinstance(i, Compute | Shift):
         return i.inputs
     return (i.source,) if isinstance(i, Transfer) else (i.buffer,)
 
@@ -143,6 +173,8 @@ def writes_of(i: Instruction) -> tuple[str, ...]:
     """Names of the buffers that an instruction changes."""
     if isinstance(i, Compute):
         return (i.output, *i.scratch)
+    if isinstance(i, Shift):
+        return (i.output, *i.tiles)
     if isinstance(i, Transfer):
         return (i.destination,)
     return (i.buffer, *i.scratch) if isinstance(i, Reduce) else (i.buffer,)
@@ -248,6 +280,8 @@ def _instruction_text(i: Instruction) -> str:
         return f"compute {i.op}: {i.output} <- {', '.join(i.inputs)}"
     if isinstance(i, Reduce):
         return f"reduce {i.buffer} by {i.combine} over {i.axis} in {i.groups} groups"
+    if isinstance(i, Shift):
+        return f"shift {i.op}: {i.output} <- {', '.join(i.inputs)}, turning the {i.turning}"
     if isinstance(i, Broadcast):
         return f"broadcast {i.buffer} over {i.axis} in {i.groups} groups"
     return f"transfer {i.destination} <- {i.source}"

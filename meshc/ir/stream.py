@@ -89,7 +89,22 @@ class Combine:
     destination: View
 
 
-Action = Kernel | Copy | Send | Recv | Combine
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Combine a message with the view that `send` sends, flit by flit as it arrives, and send the
+    result on as it comes out."""
+
+    recv: Recv
+    combine: str
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """Make ready for a collective; takes the network's collective_cycles."""
+
+
+Action = Kernel | Copy | Send | Recv | Combine | Pass | SetUp
 
 
 @dataclass(frozen=True, slots=True)

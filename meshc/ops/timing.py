@@ -84,7 +84,8 @@ def matmul_cycles(core: CoreSpec, work: Work) -> float:
 
     Tiles of k and n stay in the engine while the rows of a stream past them; beginning such a
     stream costs mac_start_cycles. An engine with a mac_operand_bytes_per_cycle keeps none: it reads
-    a tile of each operand for every product of tiles.
+    a tile of each operand for every product of tiles. A single row, whose product uses no weight
+    twice, has a rate of its own where the core has a matvec_macs_per_cycle.
     """
     if not work.macs:
         return 0
@@ -95,7 +96,9 @@ def matmul_cycles(core: CoreSpec, work: Work) -> float:
     if engine is None:
         return inf
     tm, tk, tn = core.mac_tile
-    product = tm * tk * tn / core.macs_per_cycle[engine]
+    rate = core.macs_per_cycle[engine]
+    single = core.matvec_macs_per_cycle.get(engine, rate)
+    product = tm * tk * tn / rate
     if core.mac_operand_bytes_per_cycle:
         weights = engine if engine == work.stored else work.dtype
         read = tm * tk * operand_bytes(work.dtype) + tk * tn * operand_bytes(weights)
@@ -103,7 +106,8 @@ def matmul_cycles(core: CoreSpec, work: Work) -> float:
     cycles = 0.0
     for m, k, n, count in work.matmuls:
         tiles = -(-k // tk) * -(-n // tn) * count
-        cycles += tiles * (-(-m // tm) * product + core.mac_start_cycles)
+        stream = product * (rate / single if m == 1 else 1)
+        cycles += tiles * (-(-m // tm) * stream + core.mac_start_cycles)
     return cycles
 
 

@@ -16,6 +16,7 @@ from meshc.ir.chip import ChipSpec
 from meshc.ir.graph import Graph
 from meshc.ir.layout import Layout
 from meshc.ir.plan import Plan, SolveStats, Stage
+from meshc.partition.candidates import Rule
 from meshc.partition.cost import CostModel
 from meshc.partition.select import Fixed, Selection, Solver, Space, build, choose
 from meshc.partition.shapes import shapes
@@ -65,6 +66,8 @@ class Options:
     grid: only this region shape.   least_stages: cut the layers into at least so many stages (on
     a given grid, into as many of them as have room).
     reserve_bytes: SRAM per lane that the memory layout needs beyond the planner's own count.
+    settings: the strategy's own options.   shapes: of regions, instead of the chip's.   rule: how
+    ops may be divided.
     """
 
     solver: Solver = "ilp"
@@ -75,6 +78,9 @@ class Options:
     least_stages: int = 1
     reserve_bytes: int = 0
     progress: Callable[[str], None] | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    shapes: tuple[tuple[int, int], ...] = ()
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ def _explore(
     tried: list[_Trial] = []
     worse = 0
     best = float("inf")
-    wanted = [options.grid] if options.grid else shapes(model.chip)
+    wanted = [options.grid] if options.grid else list(options.shapes) or shapes(model.chip)
     for rows, cols in wanted:
         last = (rows, cols) == wanted[-1]
         trial = _first_fit(order, model, rows, cols, options, shortage, last)
@@ -287,6 +293,7 @@ def _solve(
             capacity,
             fixed=fixed,
             digests=p.digests,
+            rule=options.rule,
         )
         if space is None:
             return None

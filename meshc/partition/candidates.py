@@ -3,6 +3,7 @@ dimensions that its record allows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from math import prod
@@ -14,6 +15,9 @@ from meshc.ir.program import lane_bytes
 from meshc.ops import Space, Use, scratch, space, work
 from meshc.ops.record import PARTIAL
 from meshc.partition.cost import CostModel
+
+# Whether a strategy allows an op to be divided so: (op, its space, assignment).
+Rule = Callable[[Op, Space, tuple[int | None, int | None]], bool]
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,12 @@ def candidates(
     rows: int,
     cols: int,
     model: CostModel,
+    rule: Rule | None = None,
 ) -> list[Candidate]:
     """All ways to run `op` on a rows × cols region, without those that another one beats in time
     and memory at equal layouts.
+
+    rule: only these, where there are any.
 
     graph: priced at these shapes.   full: the same graph at the longest context, which decides
     what can be divided and how many bytes it takes.
@@ -91,19 +98,23 @@ def candidates(
     grows = [growing.get(t.name, frozenset()) for t in operands]
     # A cache that keeps a window may be longer now than at the longest context.
     shapes = [tuple(map(max, t.shape, graph.tensors[t.name].shape)) for t in operands]
-    best: dict[tuple[Layout, ...], Candidate] = {}
-    for choice in assignments(s, rows, cols):
-        per_dim: list[tuple[Axis, ...]] = [()] * len(s.dims)
-        for axis, dim in zip(AXES, choice, strict=True):
-            if dim is not None:
-                per_dim[dim] = (*per_dim[dim], axis)
-        layouts = layouts_of(s, tuple(per_dim), shapes, grows, rows, cols)
-        if layouts is None or not _consistent(s, layouts):
-            continue
-        made = _candidate(graph, full, op, s, choice, per_dim, layouts, rows, cols, model)
-        key = tuple(layouts)
-        if key not in best or made.cycles < best[key].cycles:
-            best[key] = made
+    every = assignments(s, rows, cols)
+    for choices in ([a for a in every if rule(op, s, a)] if rule else [], every):
+        best: dict[tuple[Layout, ...], Candidate] = {}
+        for choice in choices:
+            per_dim: list[tuple[Axis, ...]] = [()] * len(s.dims)
+            for axis, dim in zip(AXES, choice, strict=True):
+                if dim is not None:
+                    per_dim[dim] = (*per_dim[dim], axis)
+            layouts = layouts_of(s, tuple(per_dim), shapes, grows, rows, cols)
+            if layouts is None or not _consistent(s, layouts):
+                continue
+            made = _candidate(graph, full, op, s, choice, per_dim, layouts, rows, cols, model)
+            key = tuple(layouts)
+            if key not in best or made.cycles < best[key].cycles:
+                best[key] = made
+        if best:
+            break
     return _undominated(full, op, list(best.values()))
 
 

@@ -60,7 +60,8 @@ class CostModel:
         """Joining a received partial result with one's own."""
         if not timing.vector_rate(self.chip.core, dtype):
             return inf  # no lane could, so that no candidate that needs it is worth taking
-        return timing.combine_cycles(self.chip.core, how, dtype, elements)
+        cycles = timing.combine_cycles(self.chip.core, how, dtype, elements)
+        return cycles + ceil(self.chip.noc.step_cycles)
 
     def all_reduce(
         self,
@@ -80,14 +81,26 @@ class CostModel:
         size = elements * size_bytes(dtype)
         t = tree(lanes, groups)
         add = self.combine(elements, dtype, how)
-        ready = [0.0] * lanes
-        for order, children in zip(t.order, t.children, strict=True):
-            done: dict[int, float] = {}
+        ready = [float(self.chip.noc.collective_cycles)] * lanes
+        flit = max(size_bytes(dtype), self.chip.noc.flit_bytes or 0)
+        one = self.combine(max(1, int(min(size, flit)) // size_bytes(dtype)), dtype, how)
+        for order, children, parent in zip(t.order, t.children, t.parent, strict=True):
+            done: dict[int, tuple[float, float]] = {}  # when the first and the last of it is there
             for lane in order:
-                at = ready[lane]
+                at = begin = ready[lane]
                 for child in children[lane]:
-                    at = max(at, done[child] + self.message(*_leg(size, child, lane, pitch))) + add
-                done[lane] = ready[lane] = at
+                    leg = _leg(size, child, lane, pitch)
+                    first, last = done[child]
+                    arrived = first + self.message(*leg)
+                    if self.chip.noc.streaming_reduce and parent[lane] >= 0:
+                        alone = self.message(flit, *leg[1:])
+                        begin = max(at, first + alone) + one
+                        at = max(max(arrived, last + alone) + one, begin + add - one)
+                        continue
+                    alone = self.message(flit, *leg[1:])
+                    at = begin = max(at, arrived, last + alone) + add
+                done[lane] = begin, at
+                ready[lane] = at
         reduced = ready[t.root]
         if self.chip.noc.multicast:
             far = max(t.root, lanes - 1 - t.root)

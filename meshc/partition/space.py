@@ -25,7 +25,7 @@ from meshc.ir.graph import Graph, Op, Segment
 from meshc.ir.layout import AXES, Axis, Layout, split
 from meshc.ir.program import lane_bytes
 from meshc.ir.shards import covers
-from meshc.partition.candidates import Candidate, candidates
+from meshc.partition.candidates import Candidate, Rule, candidates
 from meshc.partition.cost import CostModel
 from meshc.solve import Choice, ChoiceProblem, Limit, Pair
 
@@ -70,14 +70,16 @@ def build(
     fixed: Fixed | None = None,
     digests: Mapping[str, str] | None = None,
     reserved: int = 0,
+    rule: Rule | None = None,
 ) -> Space | None:
     """The search space for regions of rows × cols, `stages` of them; None when some op has no
     candidate.
 
     capacity: SRAM bytes of a lane.   reserved: bytes of it that something else holds.
     fixed, digests: layouts that weights (known by content) and caches must have.
+    rule: how ops may be divided, where they can.
     """
-    b = _Builder(graph, full, model, rows, cols, stages, max_context)
+    b = _Builder(graph, full, model, rows, cols, stages, max_context, rule)
     if not b.add_ops(fixed or Fixed(), digests or {}):
         return None
     b.add_carried()
@@ -129,6 +131,7 @@ class _Builder:
     cols: int
     stages: int
     max_context: int
+    rule: Rule | None = None
     index: dict[str, int] = field(default_factory=dict)
     options: list[tuple[Candidate, ...]] = field(default_factory=list)
     stays: list[list[float]] = field(default_factory=list)
@@ -163,7 +166,14 @@ class _Builder:
             found = [
                 c
                 for c in candidates(
-                    self.graph, self.full, op, self.growing, self.rows, self.cols, self.model
+                    self.graph,
+                    self.full,
+                    op,
+                    self.growing,
+                    self.rows,
+                    self.cols,
+                    self.model,
+                    self.rule,
                 )
                 if _respects(self.full, op, c, fixed, digests)
             ]

@@ -326,9 +326,12 @@ class Lanes:
             }
             levels, _ = trees.levels_of(on.places, i.groups)
             combine = np.array([cycles[int(n)] for n in sizes], float)
-            return on, sizes, combine, levels
+            first = np.array(
+                [self.timer.first_cycles(i.combine, b.dtype, int(n)) for n in sizes], float
+            )
+            return on, sizes, combine, first, levels
 
-        on, sizes, combine, levels = self._keep(("reduce", i, region.name), make)
+        on, sizes, combine, one, levels = self._keep(("reduce", i, region.name), make)
         if on.places == 1 or not sizes.any():
             return
         spots = [buffers[n] for n in i.scratch]
@@ -337,8 +340,13 @@ class Lanes:
             spans[k] = self._span(spot, region, instance, b)
         spans[2] = self._span(b, region, instance)
         way = way_of(self.chip, i)
+        if i.set_up:
+            trees.set_up(self.fleet, on, sizes, float(self.chip.noc.collective_cycles))
+            self._note()
         for level in levels:
-            trees.reduce_level(self.fleet, self.wires, way, on, level, sizes, combine, spans)
+            trees.reduce_level(
+                self.fleet, self.wires, way, on, level, sizes, combine, one, i.streams, spans
+            )
             self._note()
 
     def _broadcast(self, i: Broadcast, region: Region, instance: int) -> None:

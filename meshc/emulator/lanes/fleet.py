@@ -26,7 +26,8 @@ class Fleet(NamedTuple):
     pending: how many sends may still read SRAM; reads: the bytes that they read, of shape (cores,
     sends, 2); leaves: when they depart and have left, of the same shape.
     mark: the last instruction that a core entered.   tally: sums of the instruction at hand.
-    post: when receives are posted, of shape (cores, 2); sent: when a send is handed over.
+    post: when receives are posted, of shape (cores, 2); sent, last: when a send is handed over, and
+    when the last of it is there.
     """
 
     overlap: int
@@ -49,6 +50,7 @@ class Fleet(NamedTuple):
     tally: Floats
     post: Floats
     sent: Floats
+    last: Floats
 
 
 @inlined
@@ -211,4 +213,5 @@ def make_fleet(chip: ChipSpec) -> Fleet:
         tally=np.zeros(10),
         post=np.zeros((n, 2)),
         sent=np.zeros(n),
+        last=np.zeros(n),
     )

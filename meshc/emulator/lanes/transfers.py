@@ -165,7 +165,7 @@ def one_by_one(w: Wires, way: Way, m: Mail, order: Ints) -> None:
         if last == first + 1:
             m.arrived[first] = unicast(
                 w, way, m.giver[n], m.taker[first], m.size[n], m.inject[n], m.injected[n]
-            )
+            )[1]
         else:
             multicast(
                 w,
@@ -358,7 +358,7 @@ def in_time(w: Wires, t: Trees, way: Way, m: Mail, injected: int) -> None:
             go_on(t, start + hop, tail, n, t.child[place], t.out[place])
         else:
             k = place - t.sizes[0]
-            m.arrived[k] = reach(w, way, m.taker[k], size, time, t.end[k])
+            m.arrived[k] = reach(w, way, m.taker[k], size, time, t.end[k])[1]
 
 
 def make_trees(mail: Mail, nodes: int, cores: int) -> Trees:

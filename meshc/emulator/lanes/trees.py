@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 
 from meshc.collectives import tree
 from meshc.emulator.compiled import compiled, inlined
-from meshc.emulator.lanes.fleet import ACTIONS, Fleet, enter, give, leave, sent, take, until_read
+from meshc.emulator.lanes.fleet import (
+    ACTIONS,
+    BYTES,
+    MESSAGES,
+    Fleet,
+    enter,
+    give,
+    leave,
+    sent,
+    take,
+    until_read,
+)
 from meshc.emulator.lanes.fleet import write as write_local
 from meshc.emulator.lanes.wires import Floats, Ints, Way, Wires, leave_port, multicast, unicast
 from meshc.ir.layout import Axis
@@ -61,9 +72,54 @@ def meet(
 ) -> tuple[float, float]:
     """A child's message departs: when its port has taken and sent it. The child's step ends."""
     inject, injected = leave_port(w, way, child, size, depart)
+    injected = max(injected, f.last[child] + 1)
     sent(f, child, first, end, depart, injected)
     leave(f, child)
     return inject, injected
+
+
+@compiled
+def set_up(f: Fleet, on: Lines, sizes: Ints, cycles: float) -> None:
+    """Every lane makes ready for a collective."""
+    for line in range(on.lines):
+        if sizes[line] == 0:
+            continue
+        for place in range(on.places):
+            core = on.base + line * on.pitch + place * on.step
+            enter(f, core)
+            f.clock[core] += cycles
+            f.tally[ACTIONS] += 1
+            leave(f, core)
+
+
+@inlined
+def pass_on(
+    f: Fleet,
+    core: int,
+    size: int,
+    depart: float,
+    head: float,
+    arrived: float,
+    whole: float,
+    one: float,
+    first: int,
+    end: int,
+) -> None:
+    """A lane combines a message as it arrives, from `head` to `arrived`, with its bytes [first,
+    end), and hands the result over as it comes out. whole, one: cycles of all and of a flit."""
+    if depart > f.clock[core]:
+        f.held[core] += depart - f.clock[core]
+    f.clock[core] = max(head, f.clock[core]) + f.message_cycles
+    until_read(f, core, first, end)
+    time = f.clock[core]
+    f.sent[core] = time + one + f.message_cycles
+    f.last[core] = max(max(arrived, time) + one, time + whole) + f.message_cycles
+    f.clock[core] = f.last[core]
+    f.work[core] += whole
+    f.sram_bytes[core] += 3 * size
+    f.tally[MESSAGES] += 1
+    f.tally[BYTES] += size
+    f.tally[ACTIONS] += 1
 
 
 @compiled
@@ -75,12 +131,16 @@ def reduce_level(
     level: Level,
     sizes: Ints,
     combine_cycles: Floats,
+    first_cycles: Floats,
+    streams: bool,
     spans: Ints,
 ) -> None:
     """One level of a reduction on every line.
 
     sizes, combine_cycles: of each line, bytes of a message (0: the line has none) and cycles of
-    one combine.   spans: bytes of the two receive buffers and of the buffer itself, shape (3, 2).
+    one combine.   first_cycles: of its first flit.   streams: whether a lane with one child passes
+    the result on while it comes.   spans: bytes of the two receive buffers and of the buffer
+    itself, shape (3, 2).
     """
     for line in range(on.lines):
         size = sizes[line]
@@ -111,6 +171,7 @@ def reduce_level(
                 depart_two = max(f.sent[start + two * on.step], f.post[core, 1]) + f.sync_cycles
                 there = depart_two + abs(two - lane) * w.hop
                 late = 1 if there < depart_one + abs(one - lane) * w.hop else 0
+            head = 0.0
             for turn in range(2):
                 number = turn ^ late
                 child = two if number == 1 else one
@@ -119,11 +180,17 @@ def reduce_level(
                 other = start + child * on.step
                 depart = depart_two if number == 1 else depart_one
                 inject, injected = meet(f, w, way, other, depart, size, spans[2, 0], spans[2, 1])
-                arrived = unicast(w, way, other, core, size, inject, injected)
+                head, arrived = unicast(w, way, other, core, size, inject, injected)
                 if number == 1:
                     arrived_two = arrived
                 else:
                     arrived_one = arrived
+            if streams and one >= 0 and two < 0 and level.parent[lane] >= 0:
+                pass_on(
+                    f, core, size, depart_one, head, arrived_one, combine_cycles[line],
+                    first_cycles[line], spans[2, 0], spans[2, 1],
+                )  # fmt: skip
+                continue
             if one >= 0:
                 take(f, core, depart_one, arrived_one, size)
                 write_local(f, core, spans[2, 0], spans[2, 1], combine_cycles[line])
@@ -137,6 +204,7 @@ def reduce_level(
             if level.parent[lane] >= 0:
                 give(f, core, size)
                 f.tally[ACTIONS] += 1
+                f.last[core] = -1.0
                 f.sent[core] = f.clock[core]  # it leaves the step when its parent has come
             else:
                 leave(f, core)
@@ -181,7 +249,7 @@ def spread(
         depart += f.sync_cycles
         inject, injected = leave_port(w, way, giver, size, depart)
         if count == 1:
-            arrived[0] = unicast(w, way, giver, targets[0], size, inject, injected)
+            arrived[0] = unicast(w, way, giver, targets[0], size, inject, injected)[1]
         else:
             multicast(w, way, giver, targets, 0, count, size, inject, injected, arrived)
         sent(f, giver, first, end, depart, injected)
@@ -228,7 +296,7 @@ def descend(
                 depart = max(f.clock[core], f.post[other, 0]) + f.sync_cycles
                 inject, injected = leave_port(w, way, core, size, depart)
                 sent(f, core, first, end, depart, injected)
-                arrived = unicast(w, way, core, other, size, inject, injected)
+                arrived = unicast(w, way, core, other, size, inject, injected)[1]
                 take(f, other, depart, arrived, size)
                 f.tally[ACTIONS] += 2
 

@@ -217,19 +217,21 @@ def leave_port(w: Wires, way: Way, source: int, size: int, depart: float) -> tup
 
 
 @inlined
-def reach(w: Wires, way: Way, target: int, size: int, head: float, tail: float) -> float:
-    """When a message has arrived whose head and tail reach the target's router."""
+def reach(
+    w: Wires, way: Way, target: int, size: int, head: float, tail: float
+) -> tuple[float, float]:
+    """When head and tail of a message have arrived that reach the target's router."""
     cycles = serial_cycles(size, w.eject_rate[target])
     port = way.network * w.rows * w.cols + target
     start = serve(w.eject, port, head, cycles, w.contention)
-    return float(max(start + cycles, tail) + w.ramp_out - 1)
+    return start + w.ramp_out, max(start + cycles, tail) + w.ramp_out - 1
 
 
 @compiled
 def unicast(
     w: Wires, way: Way, source: int, target: int, size: int, inject: float, injected: float
-) -> float:
-    """When a message arrives that a port sends from `inject` to `injected`."""
+) -> tuple[float, float]:
+    """When head and tail of a message arrive that a port sends from `inject` to `injected`."""
     head, tail = inject + w.ramp_in, injected + w.ramp_in
     taken = 1 if w.exchange != 0 else 0
     policy = way.policy
@@ -270,7 +272,7 @@ def multicast(
         target = targets[k]
         at, end, more = leg(w, way.network, root, target, policy, head, tail, size, stamp)
         taken += more
-        arrived[k] = reach(w, way, target, size, at, end)
+        arrived[k] = reach(w, way, target, size, at, end)[1]
     w.counts[HOPS] += taken * size
 
 
